@@ -100,9 +100,9 @@ def _complaints(config: Config) -> Iterator[str]:
     if config.export.push and config.task.name == "all":
         yield f"config.export.push={config.export.push} is one name, and config.task.name=all makes several models"
     if config.export.push and (config.task.bilstm or config.task.feature_layers):
-        yield "config.export.push would push nothing: no layout of models has a place for a BiLSTM"
+        yield "config.export.push would push nothing: no format of models can hold a BiLSTM"
     if config.job == "finetune" and not config.checkpoint.keep_best:
-        yield "config.checkpoint.keep_best=0: a fine-tuning that goes on would have lost its best model; at least 1"
+        yield "config.checkpoint.keep_best=0 must be at least 1: a resumed fine-tuning would have lost its best model"
     frozen = [("task.freeze", pattern) for pattern in config.task.freeze]
     for name, pattern in [("optimizer.no_decay", config.optimizer.no_decay), *frozen]:
         try:
@@ -172,11 +172,11 @@ def _of_pretraining(config: Config) -> Iterator[str]:
         yield "config.model.is_decoder=True reads text without masks, and TFRecords bring theirs; build a token store"
     if config.model.is_decoder and config.data.nsp:
         yield (
-            "config.model.is_decoder=True has no next-sentence prediction: [CLS], at the left, sees nothing. Set "
+            "config.model.is_decoder=True has no next-sentence prediction: [CLS], the first token, sees no other. Set "
             "--config.data.nsp=False"
         )
     if config.checkpoint.metric == "eval/nsp_loss" and not config.data.nsp:
-        yield "config.checkpoint.metric='eval/nsp_loss' is not there with config.data.nsp=False; set eval/mlm_loss"
+        yield "config.checkpoint.metric='eval/nsp_loss' is not measured with config.data.nsp=False; set eval/mlm_loss"
     every, keep = config.checkpoint.every_steps, config.checkpoint.keep_every
     if keep and config.budget_minutes:
         yield f"config.checkpoint.keep_every={keep} counts steps, and config.budget_minutes saves by the clock"
@@ -200,7 +200,7 @@ def _of_pretraining(config: Config) -> Iterator[str]:
     if masking.mask_prob + masking.random_prob > 1 + 1e-9:
         yield (
             f"config.masking.mask_prob={masking.mask_prob} and random_prob={masking.random_prob} add up to more than "
-            "1; the rest stays unchanged"
+            "1; lower one of them"
         )
     for text in config.log.fill_mask:
         if "mask" not in str(text).lower():  # the tokenizer's own, which is not known yet, may stand there too

@@ -272,7 +272,7 @@ def _workdir(config: AnyConfig, workdir: str | os.PathLike[str] | None) -> str:
     if workdir is not None:
         return os.path.expanduser(os.fspath(workdir))
     if not isinstance(config, str | os.PathLike):
-        raise ValueError("workdir is missing: the directory of the run, in which a second call goes on")
+        raise ValueError("workdir is missing: the directory of the run; a second call with it resumes the run")
     return default_workdir(os.fspath(config))
 
 

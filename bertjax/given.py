@@ -78,7 +78,7 @@ def write_splits(splits: Mapping[str, Any], config: Config, directory: pathlib.P
     if task not in ("table", *_TAGS):
         raise ValueError(f"task {task!r} takes files (config.task.data); rows of Python are for table, ner and tag")
     if "train" not in splits:
-        raise ValueError(f"{', '.join(splits)} without train: there is nothing to learn from")
+        raise ValueError(f"{', '.join(splits)} without train: give the rows to train on")
     splits = {name: list(data) if isinstance(data, Iterator) else data for name, data in splits.items()}
     texts, label = ["tokens"], _TAGS.get(task, ("",))[0]
     if task == "table":

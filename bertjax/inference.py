@@ -316,8 +316,8 @@ def answer(
     questions, contexts = _strings(question, *takes, "question"), _strings(context, *takes, "context")
     if len(questions) != len(contexts):
         raise ValueError(
-            f"{len(questions)} questions and {len(contexts)} contexts: give each "
-            "question its context, the same one again where they share it"
+            f"{len(questions)} questions and {len(contexts)} contexts: give one context for each question, and repeat "
+            "a context that several questions share"
         )
     rows, windows = [], []  # windows: of each row, (number of the question, Window)
     longest = _window(loaded)
@@ -326,7 +326,7 @@ def answer(
     for number, (query, passage) in enumerate(zip(queries, contexts, strict=True)):
         query, (ids, offsets) = query[: asked["max_query_length"]], tokens(loaded.tokenizer, passage)
         if not len(ids) or len(query) + loaded.tokenizer.layout.count(pair=True) >= longest:
-            raise ValueError(f"the context is empty or the question leaves it no room: {questions[number]!r:.60}")
+            raise ValueError(f"the context is empty, or has no room beside the question {questions[number]!r:.60}")
         for *row, window in passage_windows(loaded.tokenizer, query, ids, offsets, longest, stride):
             rows.append(Row(*row))
             windows.append((number, window))

@@ -197,7 +197,7 @@ def one_line(error: BaseException, more: tuple[type[BaseException], ...] = ()) -
         return f"{type(error).__name__}: {text}"
     if text.startswith("RESOURCE_EXHAUSTED"):  # XlaRuntimeError
         return (
-            f"the device is out of memory: fewer rows at once, --config.accumulation=2 or "
+            "the device is out of memory: take fewer rows at once, by --config.accumulation=2 or a smaller "
             f"--batch_size (docs/pretraining.md, 'Out of memory'). XLA says: {text[:300]}"
         )
     if not isinstance(error, (*REFUSALS, *more)):

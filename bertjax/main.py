@@ -5,10 +5,10 @@
     python -m bertjax.main --config=configs/large.py:two_phase --config.data.corpus=STORE \\
         --config.optimizer.learning_rate=2e-4 --workdir=gs://bucket/run1
 
-A setting that cannot work stops the program with one line and exit code 2, before anything is
-compiled; what goes wrong later (a disk, a loss that is not finite), with one and exit code 1. A run
-that was asked to stop (SIGTERM) saves, and exits with code 75 ("try again"); one in which something
-hangs ends with 76, one that does not find its other processes, or loses one, with 77.
+A setting that cannot work ends the program before anything is compiled, with one line and exit code
+2. What goes wrong later (a disk, a loss that is not finite) ends it with one line and exit code 1. A
+run that is asked to stop (SIGTERM) saves, and exits with code 75 ("try again"). Exit code 76 means that
+something hung, 77 that a process of the run did not come or was lost.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def test_max_predictions_is_the_rate_rounded_up(length, expected):
         (dict(optimizer__warmup_steps=2_000_000), "1,000,000 steps"),
         (dict(optimizer__name="adamv"), "Did you mean 'adamw'"),
         (dict(checkpoint__metric="mlm_loss"), "Did you mean 'eval/mlm_loss'"),
-        (dict(checkpoint__metric="eval/nsp_loss", data__nsp=False), "is not there with config.data.nsp=False"),
+        (dict(checkpoint__metric="eval/nsp_loss", data__nsp=False), "is not measured with config.data.nsp=False"),
         (dict(masking__mask_prob=0.95, masking__random_prob=0.2), "more than 1"),
         (dict(masking__rate=0.0), "nothing would be predicted"),
         (dict(model__num_attention_heads=7), "num_attention_heads=7"),
@@ -100,7 +100,7 @@ def test_impossible_settings_are_refused_with_the_reason(values, words):
         (dict(job="finetune", model__hidden_dropout_prob=0.0), "no effect.*that of config.init_from"),
         (dict(job="finetune", checkpoint__metric="eval/mlm_loss"), "no effect.*task.metric says which is best"),
         (dict(job="finetune", reinitialise_head=True), "reinitialise_head=True has no effect.*always drawn anew"),
-        (dict(job="finetune", checkpoint__keep_best=0), "keep_best=0: a fine-tuning that goes on would have lost"),
+        (dict(job="finetune", checkpoint__keep_best=0), "keep_best=0 must be at least 1: a resumed fine-tuning"),
         (
             dict(job="finetune", task__feature_layers="last", task__layer_decay=0.9),
             "layer_decay=0.9 would have no effect: .* a frozen encoder",
@@ -116,7 +116,7 @@ def test_impossible_settings_are_refused_with_the_reason(values, words):
         ),
         (dict(job="finetune", checkpoint__keep_every=5), "keep_every=5 has no effect.*its model is the best one"),
         (dict(job="finetune", task__pack="all", task__buckets=2), "buckets=2 would have no effect: rows are packed"),
-        (dict(job="finetune", export__push="a/b", task__bilstm=2), "push nothing: no layout of models has a place"),
+        (dict(job="finetune", export__push="a/b", task__bilstm=2), "push nothing: no format of models can hold"),
         (dict(export__private=True), "export.private=True would have no effect: there is no config.export.push"),
         (dict(export__push="a/b", task__name="all"), "export.push=a/b is one name, and config.task.name=all"),
         (

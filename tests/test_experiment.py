@@ -367,7 +367,7 @@ def test_columns_of_other_names_are_named_by_options(start, tmp_path):
     "config, splits, message",
     [
         ("classify", {"train": [("good", "x")]}, "train has 1 rows: too few to hold some out; give `dev`"),
-        ("classify", {"dev": [("good", "x")]}, "dev without train: there is nothing to learn from"),
+        ("classify", {"dev": [("good", "x")]}, "dev without train: give the rows to train on"),
         (
             "classify",
             {"train": [{"body": "a", "label": "x"}] * 9},

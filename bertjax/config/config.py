@@ -42,15 +42,15 @@ class Config:
     )
     extend_positions: str = setting(
         "",
-        "where rows are longer than the table of positions of init_from: repeat = its rows over again, interpolate = "
-        "what lies between them; '' = refuse",
+        "how the position table of init_from is made longer where rows need it: repeat = its rows again, interpolate "
+        "= values between its rows; '' = refuse such rows",
         ("", "repeat", "interpolate"),
     )
     resume: str = setting(
         "auto",
         "what to do when the workdir already holds a run: auto = go on if the settings agree, stop if they differ; "
-        "changed = go on with the new settings; overwrite = delete the old run (what this command has begun itself "
-        "goes on, so that a launcher may repeat it); never = stop",
+        "changed = go on with the new settings; overwrite = delete the old run (the same command, given again by a "
+        "launcher, goes on with its own run); never = stop",
         ("auto", "changed", "overwrite", "never"),
     )
     phases: tuple[tuple[int, ...], ...] = setting(
@@ -62,8 +62,8 @@ class Config:
     )
     budget_minutes: float = setting(
         0.0,
-        "end the run by wall clock, start-up included: 'phases' then is the scale of a schedule that follows the time "
-        "(process/clock.py); 0 = off",
+        "end the run after so much time, start-up included: phases and learning rate then follow the time, and the "
+        "steps of 'phases' are the most that are done; 0 = off",
         AT_LEAST_0,
         unit="minutes",
         unused=("finetune", "config.task.epochs says how long"),

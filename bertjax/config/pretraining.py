@@ -53,8 +53,8 @@ class DataSettings:
     nsp: bool = setting(True, "next-sentence pairs; False = one segment of contiguous text a row and no NSP loss")
     corpus_limits: str = setting(
         "refuse",
-        "what follows where a number of the corpus is beyond its limit (tokens that no row holds, random pairs, "
-        "unknown tokens, copies): refuse, or warn and train",
+        "what to do if a number of the corpus is beyond its limit (tokens that no row holds, random pairs, unknown "
+        "tokens, copies): refuse, or warn and train",
         ("refuse", "warn"),
     )
     packed: bool = setting(False, "several pairs in one row, attention confined to each pair")
@@ -64,7 +64,7 @@ class DataSettings:
     demo_vocab_size: int = setting(8000, "vocabulary trained on the embedded demo corpus", unit="entries")
     demo_vocab_model: str = setting(
         "wordpiece",
-        "its kind: BERT's WordPiece, uncased; RoBERTa's byte-level BPE; XLM-R's Unigram",
+        "kind of that vocabulary: BERT's WordPiece, uncased; RoBERTa's byte-level BPE; XLM-R's Unigram",
         ("wordpiece", "bpe", "unigram"),
     )
 
@@ -130,7 +130,7 @@ class Architecture:
     type_vocab_size: int = setting(2, "segments a token can belong to; 0 = no segment embeddings", COUNT, source=CODE)
     positions: str = setting(
         "learned",
-        "how a token's place is told: learned (a table), offset (RoBERTa's table, which counts from the padding "
+        "how positions are encoded: learned (a table), offset (RoBERTa's table, which counts from the padding "
         "token's id + 1) or rotary (queries and keys are turned)",
         ("learned", "offset", "rotary"),
         source=CODE,
@@ -170,9 +170,9 @@ class Architecture:
     attention_bias: bool = setting(True, "biases in the four products of attention", source=CODE)
     mlp_bias: bool = setting(True, "biases in the products of the feed-forward layer", source=CODE)
     embedding_size: int = setting(
-        0, "width of the embedding tables, which a product brings to H (ELECTRA); 0 = H", COUNT, source=CODE
+        0, "width of the embedding tables (ELECTRA: a matrix makes H of it); 0 = H", COUNT, source=CODE
     )
-    heads: str = setting("bert", "whose pooler, MLM head and classifiers are built", HEADS, source=CODE)
+    heads: str = setting("bert", "model family whose pooler, MLM head and classifiers are built", HEADS, source=CODE)
     classifier_pooling: str = setting(
         "cls", "what a classifier with heads=modernbert reads: the first vector or the mean", ("cls", "mean")
     )
@@ -234,7 +234,7 @@ class ModelSettings(Architecture):
 class EvaluationSettings:
     """config.eval: evaluation on held-out rows during pre-training."""
 
-    every_steps: int = setting(1000, "time between evaluations; 0 = only at the end", AT_LEAST_0, unit="steps")
+    every_steps: int = setting(1000, "steps between evaluations; 0 = only at the end", AT_LEAST_0, unit="steps")
     rows: int = setting(10_000, "held-out rows evaluated at most; 0 = all", AT_LEAST_0, unit="rows")
     seq_length: int = setting(
         0,

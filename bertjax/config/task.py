@@ -24,8 +24,8 @@ class TaskSettings:
     max_length: int = setting(128, "length of a row", source=PAPER_TASKS, unit="tokens")
     epochs: int = setting(3, "passes over the training set", AT_LEAST_1, source=PAPER_TASKS, unit="epochs")
     warmup: float = setting(0.1, "share of the steps with linear warm-up", SHARE, source=CODE + " run_classifier.py")
-    buckets: int = setting(0, "padded lengths, each one compilation; 0 = by the amount of data", AT_LEAST_0)
-    group_by_length: bool = setting(False, "training batches of rows of similar length: less padding, no random draws")
+    buckets: int = setting(0, "how many lengths rows are padded to; 0 = by the amount of data", AT_LEAST_0)
+    group_by_length: bool = setting(False, "batches of rows of similar length: less padding, less random order")
     pack: str = setting(
         "evaluation",
         "where a row holds several examples in place of padding: none, evaluation (the same numbers to rounding), or "
@@ -38,7 +38,8 @@ class TaskSettings:
     layer_decay: float = setting(1.0, "factor on the learning rate for each layer further from the head", SHARE)
     freeze: tuple[str, ...] = setting((), "parameter paths (regex) that stay as they are")
     class_weights: tuple[Any, ...] = setting(
-        (), "weights of labels in the loss, such as (('spam', 5.0),), others 1; or ('balanced',): all count the same"
+        (),
+        "weights of labels in the loss, such as (('spam', 5.0),), others 1; ('balanced',): all labels count the same",
     )
     feature_layers: str = setting(
         "",
@@ -53,7 +54,7 @@ class TaskSettings:
     )
     head_init: str = setting(
         "truncated_normal",
-        "how a new head is drawn: as the original draws it, or 'normal', as transformers does, 14 % larger",
+        "a new head is drawn from: truncated_normal (the original's) or normal (that of transformers, 14 % wider)",
         ("truncated_normal", "normal"),
         source=CODE,
     )

@@ -32,9 +32,9 @@ class OptimizerSettings:
     )
     schedule: str = setting(
         "linear",
-        "after warm-up: linear (the original's: to 0, measured from step 0), polynomial (its square root: NVIDIA's), "
-        "linear_after_warmup (Hugging Face's), cosine, constant, warmup_stable_decay (ModernBERT's: constant, then "
-        "down by 1 - square root)",
+        "after warm-up: linear (the original's: to 0, measured from step 0), polynomial (NVIDIA's: the square root of "
+        "linear), linear_after_warmup (Hugging Face's), cosine, constant, warmup_stable_decay (ModernBERT's: constant, "
+        "then down by 1 - square root)",
         ("linear", "polynomial", "linear_after_warmup", "cosine", "constant", "warmup_stable_decay"),
         source=CODE,
     )
@@ -69,11 +69,11 @@ class ExecutionSettings:
         "auto = hand-written kernels where they are faster (attention; GPU: residual + dropout + LayerNorm too), xla "
         "= plain XLA everywhere; or the name of an attention kernel: reference, triton (GPU), pallas_tpu",
     )
-    layers: str = setting("unrolled", "unrolled, or scan (compiles faster, needs remat to fit)", LAYER_MODES)
+    layers: str = setting("unrolled", "unrolled, or scan (compiles faster; fits only with remat)", LAYER_MODES)
     remat: str = setting(
         "none",
-        "what the backward pass recomputes instead of keeping: none; all but matrix products and attention (dots), but "
-        "two arrays a layer (minimal), but a layer's input (full)",
+        "what the backward pass recomputes: none = nothing; dots = all but matrix products and attention; minimal = "
+        "all but two arrays a layer; full = all but a layer's input",
         REMAT_POLICIES,
     )
     prng: str = setting("auto", "random bits: threefry2x32 or rbg; auto = rbg on TPU", ("auto", "threefry2x32", "rbg"))
@@ -89,8 +89,8 @@ class MeshSettings:
 
     auto: bool = setting(
         False,
-        "choose the three sizes from the model's size and the devices' memory, and say why (then they are ignored); "
-        "--config.mesh=auto for short",
+        "choose data, fsdp and tensor from the model's size and the devices' memory, print why, and ignore what is set "
+        "for them; --config.mesh=auto for short",
     )
     data: int = setting(-1, "size of the data axis; -1 = all that are left", unit="devices")
     fsdp: int = setting(1, "devices that share one copy of parameters and optimizer state", unit="devices")
@@ -103,7 +103,7 @@ class CheckpointSettings:
 
     every_steps: int = setting(
         1000,
-        "time between checkpoints; one more at the end and at SIGTERM",
+        "steps between checkpoints; one more at the end and at SIGTERM",
         AT_LEAST_0,
         unit="steps",
         unused=("finetune", "every evaluation is saved (config.task.evaluations_per_epoch)"),
@@ -137,8 +137,7 @@ class LogSettings:
 
     every_steps: int = setting(
         100,
-        "time between log lines, whose losses and accuracies are the means of the steps since the line before; 1 = "
-        "every step's own",
+        "steps between log lines; losses and accuracies are the means since the line before",
         AT_LEAST_1,
         unit="steps",
     )

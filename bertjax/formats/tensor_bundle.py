@@ -153,7 +153,7 @@ def _with_parts(name: str, entry: Entry, parts: list[Entry]) -> Entry:
     if shapes != [part.shape for part in parts]:
         raise LoadError(f"variable {name} should be in slices {shapes}, there are {[part.shape for part in parts]}")
     if sum(map(math.prod, shapes)) != math.prod(entry.shape):
-        raise LoadError(f"the slices of variable {name} are not the whole of it")
+        raise LoadError(f"slices of variable {name} are missing")
     return entry._replace(parts=tuple(parts))
 
 

@@ -186,7 +186,7 @@ def stored_parameters(
     """
     declared = {*map(ARCHITECTURES.get, source.settings.get("architectures") or ())} & _CLASSIFIERS - {type(model)}
     if declared and type(model) in _CLASSIFIERS and not reinitialise_head:
-        raise LoadError(f"{source.directory}: a {declared.pop().__name__} does not answer as a {type(model).__name__}")
+        raise LoadError(f"{source.directory}: a {declared.pop().__name__} cannot be used as a {type(model).__name__}")
     arrays = _as_stored(source, model).read()
     loaded, fresh = match(_shapes(source, model), arrays, source.place, str(source.directory), reinitialise_head)
     return heads.with_rows(loaded, model.config.vocab_size), fresh

@@ -276,7 +276,7 @@ def _finetuned(workdir: Path) -> Source:
     if not huggingface.is_hugging_face(model):
         raise LoadError(
             f"{workdir} is a fine-tuning run that has not finished, and its best model will be in {model}; or it was "
-            "one with a BiLSTM, for which no layout of models has a place"
+            "one with a BiLSTM, which no format of models can hold"
         )
     return _recognise(model)
 

@@ -174,7 +174,7 @@ class Logbook:
             if not self._complained:
                 self._write(
                     f"{what} could not be written to {self.directory}: {error}. The run "
-                    "goes on; what can be written later is"
+                    "goes on, and tries again at the next record"
                 )
             self._complained = True
 

@@ -48,7 +48,7 @@ def require_same(facts: Mapping[str, Any]) -> None:
     if jax.process_index() not in others:
         raise ValueError(
             f"processes {', '.join(map(str, others))} of {jax.process_count()} were "
-            "started otherwise than this one, and say in what; start all alike"
+            "started with other settings than this one, and print which; start all alike"
         )
     differences = "".join(
         f"\n  {name}: {ours.get(name, 'absent')} here, {theirs.get(name, 'absent')} there"
@@ -56,6 +56,6 @@ def require_same(facts: Mapping[str, Any]) -> None:
         if ours.get(name) != theirs.get(name)
     )
     raise ValueError(
-        f"process {jax.process_index()} was started otherwise than process 0:"
+        f"process {jax.process_index()} was started with other settings than process 0:"
         f"{differences}\nStart all processes of a run alike."
     )

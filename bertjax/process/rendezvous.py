@@ -113,9 +113,9 @@ class Meeting:
             if answer:  # jax's service of a run that has begun, or another program
                 other_since = other_since or time.monotonic()
                 problem = (
-                    f"at {self.coordinator} answers another program, or a run that has begun "
-                    f"without this process: is --process_id={self.process_id} there already, is "
-                    f"--processes={self.processes} another number there, or is the port taken?"
+                    f"another program, or a run that has begun without this process, answers at {self.coordinator}: is "
+                    f"--process_id={self.process_id} there already, does the run not have "
+                    f"--processes={self.processes}, or is the port taken?"
                 )
                 self.status = f"process 0; {problem}"
                 if time.monotonic() - other_since > BEGUN_S:

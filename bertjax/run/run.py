@@ -183,7 +183,7 @@ def summary(job: Job, step: int) -> str:
     if job.resumed_from is not None:
         origin = f"resumed from the checkpoint of step {step:,}"
         if config.init_from:
-            origin += f" (init_from={config.init_from} counts at step 0 only: the checkpoint wins)"
+            origin += f" (init_from={config.init_from} is read at step 0 only)"
     else:
         origin = f"weights of {config.init_from}" if config.init_from else "random weights"
     devices = job.trainer.mesh.devices

@@ -65,7 +65,7 @@ def step_to_resume(config: Config, workdir: epath.Path) -> int | None:
             raise ValueError(f"{workdir} holds a {KINDS.get(job, job)} run; choose another --workdir")
         other = record if record.exists() else workdir / "model"
         if not is_run and not checkpoints.steps() and other.exists() and (begun or other != record):
-            raise ValueError(f"{other} is of a model that this run would write over; choose another --workdir")
+            raise ValueError(f"{other} belongs to a model that this run would overwrite; choose another --workdir")
         # A launcher repeats the command after a pre-emption, which must then go on and not overwrite what it has begun.
         own = begun.get("resume") == "overwrite" and not (workdir / "model").exists()
         if config.resume == "overwrite" and not (own and not resume_conflicts(begun, config)):
@@ -77,7 +77,7 @@ def step_to_resume(config: Config, workdir: epath.Path) -> int | None:
         raise ValueError(f"{workdir} holds a run at step {newest:,}, config.resume='never'; choose another --workdir")
     if not record.exists():
         raise ValueError(
-            f"{workdir} holds checkpoints, but no {RECORD} that tells of which run; choose another --workdir, "
+            f"{workdir} holds checkpoints, but no {RECORD} that says of which run; choose another --workdir, "
             "or delete it with --config.resume=overwrite"
         )
     if config.resume != "changed" and (changes := resume_conflicts(begun or read_record(record), config)):
@@ -135,7 +135,7 @@ def _other_run(workdir: epath.Path, changes: Sequence[str]) -> ValueError:
     lines = "\n  ".join(changes)
     return ValueError(
         f"{workdir} holds a run with other settings or data:\n  {lines}\n"
-        "Choose another --workdir, or say what is meant: --config.resume=changed goes on with what is new, "
+        "Choose another --workdir, or one of these: --config.resume=changed goes on with the new settings and data, "
         "--config.resume=overwrite deletes the old run."
     )
 

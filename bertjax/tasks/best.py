@@ -50,8 +50,8 @@ class Best:
             self.history = [(int(step), float(value)) for step, value in found if step <= until]
         except (ValueError, TypeError) as error:
             raise CheckpointError(
-                f"{self._kept} cannot be read ({error}), so early stopping would count anew: "
-                "put a copy of it back, or delete it to go on like that"
+                f"{self._kept} cannot be read ({error}), so early stopping would begin to count "
+                "again: put a copy of the file back, or delete it to accept that"
             ) from None
         self.misses = sum(step > self.step for step, _ in self.history)
 

@@ -50,7 +50,7 @@ class TableTask(TextTask):
         if not isinstance(text, list | tuple) or len(text) not in (1, 2):
             raise ValueError(f"text={text!r} must name one column or two")
         if separator == "":
-            raise ValueError("separator='' parts no labels; None is '|'")
+            raise ValueError("separator='' cannot separate labels; leave it out for '|'")
         super().__init__(name, head, labels, metric)
         self.source = pathlib.Path(source)
         self.splits = splits_in(source, files, {"train": "train.csv", "dev": "dev.csv"})
@@ -96,7 +96,7 @@ class TableTask(TextTask):
             key = next((row[name] for name in ("id", "index") if row.get(name) is not None), number)
             label = self._label(row.get(self.label), where)
             records.append(Record(str(key), *texts_of(row, self.text), label, where))
-        labelled = all_labelled(records, " (-1 is no label, as in GLUE's test files; write such a class otherwise)")
+        labelled = all_labelled(records, " (-1 is no label, as in GLUE's test files; give such a class another name)")
         notes = self._remarks(records) if labelled else ()
         return Split(split, records, labelled, file_fingerprint(path), notes)
 
@@ -147,8 +147,8 @@ class TableTask(TextTask):
         names, lengths = {name for record in records for name in record.label}, {len(r.label) for r in records}
         if names and names <= {"0", "1", "True", "False"} and len(lengths) == 1 and lengths != {1}:
             raise ValueError(
-                f"{records[0].where}: {self.label} says {', '.join(records[0].label):.60}, something of each label; "
-                "write the names of those that hold, as in ['a', 'b']"
+                f"{records[0].where}: {self.label} says {', '.join(records[0].label):.60}, which looks like one value "
+                "for each label; write the names of the labels that apply, as in ['a', 'b']"
             )
 
     def _label(self, value: Any, where: str) -> Any:

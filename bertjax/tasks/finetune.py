@@ -18,7 +18,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bertjax.config import Config
-from bertjax.log.logbook import Logbook, counted
+from bertjax.log.logbook import Logbook
 from bertjax.model.kernels import compiler_options
 from bertjax.model.mesh import rows_on
 from bertjax.model.presets import BertConfig, Execution
@@ -324,8 +324,8 @@ class Training:
         if not patience or self.evaluations >= needed:  # the first is the best so far, the last ends the run anyway
             return ""
         return (
-            f"task.early_stopping={patience} cannot shorten this run of {counted(self.evaluations, 'evaluation')}: it "
-            f"takes {needed}, by more task.epochs or task.evaluations_per_epoch"
+            f"task.early_stopping={patience} can only shorten a run of {needed} evaluations or more, and this one has "
+            f"{self.evaluations}: raise task.epochs or task.evaluations_per_epoch"
         )
 
     def start(self, checkpoints: Checkpoints | None = None) -> TrainState:

@@ -111,7 +111,7 @@ def write_predictions(
 def save_model(tuner: FineTuner, params: Any, directory: pathlib.Path, result: Mapping[str, Any]) -> None:
     """Writes the model in Hugging Face's layout, with its label names."""
     if tuner.model.storable is not tuner.model:
-        log.warning("no model directory: Hugging Face's layout has no place for a BiLSTM")
+        log.warning("no model directory is written: Hugging Face's layout cannot hold a BiLSTM")
         return
     host = jax.tree.map(lambda leaf: np.asarray(jax.device_get(leaf)), params)
     if jax.process_index() != 0:

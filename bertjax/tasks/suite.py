@@ -35,7 +35,7 @@ def prepare(config: Config, workdir: str, mesh: Any = None) -> Suite:
     Raises ValueError if there is none, and for whatever job.prepare refuses.
     """
     if "://" in str(workdir):
-        raise ValueError(f"workdir={workdir}: a suite writes to a local disk, one of its tasks to a bucket too")
+        raise ValueError(f"workdir={workdir}: config.task.name=all needs a local disk; a single task does not")
     data = str(config.task.data)
     if not data or data.startswith("tfds:"):
         raise ValueError(

@@ -116,7 +116,7 @@ def _check_unquoted(path: pathlib.Path, lines: Sequence[tuple[int, list[str]]]) 
     with_quotes = [(line, cell) for line, cells in lines for cell in cells if '"' in cell]
     doubled = next((line for line, cell in with_quotes if '""' in cell[1:-1]), None)
     if doubled and all(map(_QUOTED.fullmatch, (cell for _, cell in with_quotes))):
-        raise ValueError(f"{path}:{doubled}: cells are quoted as in CSV, and quotes are text here: save it as .csv")
+        raise ValueError(f"{path}:{doubled}: cells are quoted, which only .csv files may be: save it as .csv")
 
 
 def _csv_lines(path: pathlib.Path) -> list[tuple[int, list[str]]]:

@@ -165,7 +165,7 @@ def read_description(path: Path) -> dict[str, Any]:
     if not isinstance(model, dict):
         raise ValueError(f'{path} is not a tokenizer.json: it has no "model"')
     if unknown := sorted(set(content) - set(_JSON_KEYS)):
-        raise ValueError(f"{path}: unknown keys {', '.join(unknown)}: what they ask for would not be done")
+        raise ValueError(f"{path}: unknown keys {', '.join(unknown)}, which would not be obeyed")
     if not isinstance(model.get("unk_token"), str | None):
         raise ValueError(f"{path}: model.unk_token is {model['unk_token']!r:.100}; it must be a token")
     if model.get("dropout"):

@@ -207,7 +207,7 @@ def summary(manifest: dict[str, Any], path: str, duration: str = "") -> str:
     for split in SPLITS:
         found = manifest["splits"][split]
         lines.append(f"{split:10}{found['documents']:14,}{found['sentences']:14,}{found['tokens']:16,}")
-    random = "none (another document has them, this is one): train with config.data.nsp=false"
+    random = "none, since they come from another document and there is one only: train with config.data.nsp=false"
     if manifest["random_share"] is not None:
         random = f"{manifest['random_share']:.1%} at 128 (label 1; 0 = is next)"
     lines += [

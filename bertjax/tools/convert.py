@@ -89,8 +89,8 @@ def _entries(tokenizer: Tokenizer, words: Sequence[str]) -> list[str]:
     parts = [tokenizer.normalizer.words(word.removeprefix("##")) for word in words]
     if split := [f"{word!r} ({' '.join(found)})" for word, found in zip(words, parts, strict=True) if len(found) != 1]:
         raise ValueError(
-            f"{len(split)} of the words to add are not one word to the tokenizer, so no text would "
-            f"ever give them: {', '.join(split[:5])}; give their parts, or leave them out"
+            f"{len(split)} of the words to add are several words to the tokenizer, so they would never be found in a "
+            f"text: {', '.join(split[:5])}; give their parts, or leave them out"
         )
     return ["##" * word.startswith("##") + found[0] for word, found in zip(words, parts, strict=True)]
 
@@ -194,7 +194,7 @@ def _check_bits(written: Mapping[str, Any], read: Mapping[str, Any]) -> None:
     ours, theirs = flatten(written), flatten(read)
     different = [path for path in ours if not np.array_equal(ours[path], theirs.get(path))]
     if different or set(ours) != set(theirs):
-        raise LoadError(f"what was written reads back otherwise: {different[:10]}")
+        raise LoadError(f"the written model differs from the one that was read: {different[:10]}")
 
 
 def _card(loaded: LoadedModel, source: str, sentence: SentenceSettings | None) -> str:
@@ -263,7 +263,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--task", choices=tuple(TASKS), help="which model to make of it (default: as it is stored)")
     add("--add_vocab", metavar="FILE", help="new words, one a line")
     add("--max_positions", type=int, metavar="N", help="extend the table of positions to rows of N tokens")
-    add("--extend_positions", choices=EXTENSIONS, help="how (default: repeat, its rows over again)")
+    add("--extend_positions", choices=EXTENSIONS, help="how (default: repeat, which copies its rows)")
     add("--pooling", metavar="NAME,NAME", help=f"write an embedding model: {', '.join(POOLINGS)}, or several, joined")
     add("--normalise", action="store_true", help="with --pooling: vectors of length 1")
     add("--max_length", type=int, metavar="N", help="with --pooling: tokens of a text (default: all positions)")

@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         default=(),
         help="names of the head's classes in its order, with commas: for a model that does not store them",
     )
-    add("--split", default="dev", help="default dev; --data may be one file, which is read as it")
+    add("--split", default="dev", help="which to score (default dev); if --data is one file, it is read as this split")
     add("--out", type=pathlib.Path, help="directory for predictions and submission files")
     add_settings(made, finetune_config, SHORT)
     flags = made.parse_args(arguments)

@@ -99,7 +99,7 @@ def test_new_words_are_such_as_the_tokenizer_looks_for(with_tokenizer):
     assert new.tokenizer.tokenize("Café MOUSE") == ["cafe", "mouse"]
     assert new.tokenizer.id_to_token(39) == "##ats"
     for word in ("two words", "TNF-alpha", "[FOO]", "\u200b"):
-        with pytest.raises(ValueError, match="1 of the words to add are not one word"):
+        with pytest.raises(ValueError, match="1 of the words to add are several words"):
             extend_vocabulary(old, ["mouse", word])
 
 

@@ -428,7 +428,7 @@ def test_a_command_that_overwrites_goes_on_with_its_own_unfinished_run(run_copy)
 def test_workdirs_of_other_jobs_are_refused(run_copy):
     config, directory = run_copy
     (directory / "config.json").unlink()
-    with pytest.raises(ValueError, match="no config.json that tells of which run"):
+    with pytest.raises(ValueError, match="no config.json that says of which run"):
         pretraining.prepare(frozen(config), str(directory))
     (directory / "config.json").write_text('{"job": "finetune"}')
     with pytest.raises(ValueError, match="holds a fine-tuning run"):

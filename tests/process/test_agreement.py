@@ -67,8 +67,8 @@ def run(directory, what):
 @pytest.mark.slow
 def test_another_setting_is_refused_by_name_on_all_processes(tmp_path):
     first, second = run(tmp_path, "settings")
-    assert "processes 1 of 2 were started otherwise than this one" in first
-    assert "process 1 was started otherwise than process 0:" in second
+    assert "processes 1 of 2 were started with other settings than this one" in first
+    assert "process 1 was started with other settings than process 0:" in second
     assert "--config.optimizer.learning_rate: 0.0003 here, 0.0001 there" in second
     assert "--config.phases: ((900, 128), (100, 512)) here, ((1000000, 512),) there" in second
     assert "compilation_cache" not in second  # each machine has its own

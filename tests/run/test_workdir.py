@@ -81,7 +81,7 @@ def test_a_model_that_is_of_no_run_is_not_written_over(tmp_path, kept, resumes):
     file = tmp_path / kept
     file.parent.mkdir(exist_ok=True)
     file.write_text('{"model_type": "bert"}')
-    with pytest.raises(ValueError, match=r"is of a model that this run would write over"):
+    with pytest.raises(ValueError, match=r"belongs to a model that this run would overwrite"):
         step_to_resume(resumed(resumes), epath.Path(tmp_path))
     assert file.read_text() == '{"model_type": "bert"}'
 

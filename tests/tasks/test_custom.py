@@ -186,7 +186,7 @@ def test_lists_of_labels_are_no_classes(tmp_path):
 def test_zeros_and_ones_of_every_label_are_no_names(tmp_path, rows):
     lines = [json.dumps({"text": "x", "label": row}) + "\n" for row in rows]
     (tmp_path / "a.jsonl").write_text("".join(lines))
-    with pytest.raises(ValueError, match=r"a.jsonl:1: label says [01], [01].* write the names of those that hold"):
+    with pytest.raises(ValueError, match=r"a.jsonl:1: label says [01], [01].* names of the labels that apply"):
         TableTask(tmp_path, {"train": "a.jsonl"}, head="multilabel")
     (tmp_path / "a.jsonl").write_text("".join([*lines, '{"text": "y", "label": ["1"]}\n']))
     assert TableTask(tmp_path, {"train": "a.jsonl"}, head="multilabel").labels == ("0", "1")

@@ -96,7 +96,7 @@ def test_early_stopping_that_cannot_come_before_the_end_is_told_at_the_start(sta
         run = run_of(1e-3, 16, epochs).replace(changes)
         return summary(job.prepare_task(table(data), start, data / "run", run, mesh=one_device()), 0)
 
-    note = "task.early_stopping=2 cannot shorten this run of 3 evaluations: it takes 4, "
+    note = "task.early_stopping=2 can only shorten a run of 4 evaluations or more, and this one has 3: "
     assert note in screen(2, 3)
     for patience, epochs in ((2, 4), (1, 3), (0, 1)):
         assert "task.early_stopping" not in screen(patience, epochs)
@@ -236,7 +236,7 @@ def test_what_follows_where_the_workdir_holds_a_run_already(start, data, tmp_pat
     assert prepare("never").resumed_from is None
     with contextlib.closing(Checkpoints(tmp_path / "run" / "checkpoints")) as checkpoints:
         checkpoints.save(4, {"x": np.ones(3)})
-    with pytest.raises(ValueError, match="no config.json that tells of which run"):
+    with pytest.raises(ValueError, match="no config.json that says of which run"):
         prepare("auto")
     prepare("overwrite").record(tmp_path / "run")
     assert prepare("auto").resumed_from == 4

@@ -88,7 +88,7 @@ def test_a_row_of_the_wrong_width_is_an_error_with_file_line_and_columns(tmp_pat
 
 def test_cells_that_were_quoted_are_no_text_of_a_tsv(tmp_path):
     quoted = write(tmp_path / "a.tsv", 'a\tb\n"say ""it"""\tx\n')
-    with pytest.raises(ValueError, match=r"a\.tsv:2: cells are quoted as in CSV, .*: save it as .csv"):
+    with pytest.raises(ValueError, match=r"a\.tsv:2: cells are quoted, .*: save it as .csv"):
         read_table(quoted, ["a"], own=True)
     assert len(read_table(quoted, ["a"]).rows) == 1
     for text in ('a\tb\n"say ""it"""\t"x\n', 'a\tb\n"say it"\tx\n'):  # as in MRPC

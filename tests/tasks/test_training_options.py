@@ -209,7 +209,7 @@ def test_the_feature_based_tagger_runs_from_the_command_line(tmp_path):
     assert set(result["labels"]) == {"O", "B-x", "I-x", "B-y"}
     written = (tmp_path / "run" / "predictions_dev.conll").read_text().split("\n")
     assert len(written) >= 64 and len(written[0].split("\t")) == 3
-    # Hugging Face's layout has no place for a BiLSTM: said, not silently left out.
+    # Hugging Face's layout cannot hold a BiLSTM: said, not silently left out.
     assert "no model directory" in done.stdout + done.stderr and "\nmodel: " not in done.stdout
     with pytest.raises(LoadError, match="has not finished, .* or it was one with a BiLSTM"):
         load_model(tmp_path / "run")

@@ -396,7 +396,7 @@ def test_no_compilation_outlives_a_plan_that_is_killed(tmp_path):
 @pytest.mark.parametrize(
     "status, words",
     [
-        (-signal.SIGKILL, "was ended by SIGKILL, which is what becomes of a process that takes all"),
+        (-signal.SIGKILL, "was ended by SIGKILL, as happens to a process that takes all"),
         (-signal.SIGTERM, "was ended by SIGTERM"),
         (3, "ended early"),
     ],

@@ -125,7 +125,7 @@ def how_it_ended(status: int) -> str:
     """Why a process with this exit status left no result."""
     if status >= 0:
         return "ended early"
-    killed = ", which is what becomes of a process that takes all of this machine's memory"
+    killed = ", as happens to a process that takes all of this machine's memory"
     return f"was ended by {signal.Signals(-status).name}" + killed * (status == -signal.SIGKILL)
 
 
