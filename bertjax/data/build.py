@@ -193,8 +193,8 @@ def _finished(out_dir: Path, build: dict[str, Any], overwrite: bool, in_memory: 
     elif differing:
         raise ValueError(
             f"{out_dir} holds {'a token store' if finished else 'a begun build'} of other input or settings:\n  "
-            + "\n  ".join(differing)
-            + "\nChoose another directory, or overwrite it (--overwrite)"
+            + ";\n  ".join(differing)
+            + ".\nChoose another directory, or overwrite it (--overwrite)"
         )
     return stores.TokenStore(out_dir).manifest if finished else None
 

@@ -50,12 +50,12 @@ def require_same(facts: Mapping[str, Any]) -> None:
             f"processes {', '.join(map(str, others))} of {jax.process_count()} were "
             "started with other settings than this one, and print which; start all alike"
         )
-    differences = "".join(
+    differences = ";".join(
         f"\n  {name}: {ours.get(name, 'absent')} here, {theirs.get(name, 'absent')} there"
         for name in sorted(ours.keys() | theirs.keys())
         if ours.get(name) != theirs.get(name)
     )
     raise ValueError(
         f"process {jax.process_index()} was started with other settings than process 0:"
-        f"{differences}\nStart all processes of a run alike."
+        f"{differences}.\nStart all processes of a run alike."
     )

@@ -132,9 +132,9 @@ def write_records(directory: pathlib.Path, config: Config, facts: Mapping[str, s
 
 
 def _other_run(workdir: epath.Path, changes: Sequence[str]) -> ValueError:
-    lines = "\n  ".join(changes)
+    lines = ";\n  ".join(changes)
     return ValueError(
-        f"{workdir} holds a run with other settings or data:\n  {lines}\n"
+        f"{workdir} holds a run with other settings or data:\n  {lines}.\n"
         "Choose another --workdir, or one of these: --config.resume=changed goes on with the new settings and data, "
         "--config.resume=overwrite deletes the old run."
     )

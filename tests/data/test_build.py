@@ -263,7 +263,7 @@ def test_a_build_over_a_limit_goes_on_with_its_shards_once_the_limit_is_raised(t
     with pytest.raises(ValueError, match="raise max_random_share"):
         build_store(**arguments, out_dir=tmp_path / "s", shard=(0, 1))
     made = {path: path.stat().st_mtime_ns for path in (tmp_path / "s/shards").iterdir()}
-    with pytest.raises(ValueError, match=r"input or settings:\n  settings.split_lines: null there, 3 now\nChoose"):
+    with pytest.raises(ValueError, match=r"input or settings:\n  settings.split_lines: null there, 3 now\.\nChoose"):
         build_store(**arguments, out_dir=tmp_path / "s", max_random_share=1.0, split_lines=3)
     manifest = build_store(**arguments, out_dir=tmp_path / "s", max_random_share=1.0)
     assert manifest["settings"]["max_random_share"] == 1.0
