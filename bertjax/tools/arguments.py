@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import difflib
 import functools
+import os
 import sys
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -158,6 +159,12 @@ def require_used(given: Iterable[str], used: Sequence[str], what: str) -> None:
     if others := sorted(name for name in given if not name.startswith(tuple(used))):
         known = ", ".join(f"config.{name}".rstrip(".") for name in used)
         raise ValueError(f"--config.{others[0]} has no effect on {what}, which reads {known}")
+
+
+def require_other_file(file: str | None, out: str | None) -> None:
+    """Raises ValueError where --out is the --file that is read, and would take its place."""
+    if file and out and os.path.exists(out) and os.path.exists(file) and os.path.samefile(file, out):
+        raise ValueError(f"--out={out} is the --file that is read, and would be lost; name another one")
 
 
 def _add_flag(parser: Parser, flag: str, setting: "Setting", kind: type, default: Any, help: str) -> None:

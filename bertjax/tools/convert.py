@@ -133,6 +133,8 @@ def convert(
     """
     if target not in ("hf", "stablehlo"):
         raise ValueError(f"--to={target} is not one of hf, stablehlo")
+    if overwrite:
+        _check_replaceable(Path(out).expanduser())
     started = time.monotonic()
     longer = dict(max_positions=max_positions, extend_positions=extend_positions)
     if embeddings:  # which have no use for a pooler
@@ -177,6 +179,14 @@ def convert(
     say(f"wrote   {out}: {size / 1e6:,.1f} MB")
     say(f"compare largest difference of the outputs {difference:.2e}")
     return difference
+
+
+def _check_replaceable(out: Path) -> None:
+    """ValueError for a directory that holds more than a model, all of which would be gone."""
+    held = {path.name for path in out.iterdir()} if out.is_dir() else set()
+    if held and ("checkpoints" in held or not held & {"config.json", "export.json"}):
+        what = "a run" if "checkpoints" in held else "no model"
+        raise ValueError(f"{out} holds {what}, and --overwrite would delete all of it; choose another --out")
 
 
 def architecture(loaded: LoadedModel) -> str:

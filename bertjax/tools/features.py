@@ -22,7 +22,7 @@ from bertjax.interop.loading import load_model
 from bertjax.interop.sentence_transformers import POOLINGS
 from bertjax.model.presets import DTYPES, Execution
 from bertjax.tasks.inputs import read_texts
-from bertjax.tools.arguments import make_parser, refusals
+from bertjax.tools.arguments import make_parser, refusals, require_other_file
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -52,6 +52,7 @@ def write_features(flags: Any) -> None:
         raise ValueError(f"--prompt={flags.prompt} has no effect without --pooling")
     if flags.pooling and flags.layers:
         raise ValueError(f"--layers={flags.layers} has no effect with --pooling, which takes the last layer")
+    require_other_file(flags.file, flags.out)
     texts = read_texts(flags.file, flags.columns)
     try:
         layers = [int(index) for index in (flags.layers or "-1").split(",")]

@@ -32,7 +32,7 @@ from bertjax.model.presets import DTYPES, Execution
 from bertjax.prediction import TASKS, asked
 from bertjax.tasks.inputs import Input, Output, given_inputs, read_inputs
 from bertjax.tasks.make import Remembered, remembered
-from bertjax.tools.arguments import add_settings, make_parser, refusals, require_used
+from bertjax.tools.arguments import add_settings, make_parser, refusals, require_other_file, require_used
 
 PAIRS = ("next-sentence", "classify", "qa")  # of which a line has two texts, separated by a tab
 CHUNK = 64  # batches: enough to sort by length, few enough for the memory
@@ -72,6 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise ValueError(f"--top_k={options.top_k} has no effect on --task={task}: it is for fill-mask")
         if options.columns and options.text:
             raise ValueError(f"--columns={options.columns} has no effect on --text; it is for tables (--file)")
+        if not str(options.out).lower().endswith((".csv", ".tsv")):  # these hold all columns of the input
+            require_other_file(options.file, options.out)
         answer, kind = TASKS[task]
         execution = Execution.of(config.execution, jax.default_backend())
         execution = dataclasses.replace(execution, dtype=options.dtype or execution.dtype)

@@ -11,6 +11,7 @@ vocabulary (--compare). The corpus may have any size; it is read once, in bounde
 import argparse
 import itertools
 import logging
+import pathlib
 import time
 from collections.abc import Iterator, Sequence
 
@@ -76,6 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def train(flags: argparse.Namespace) -> None:
+    from bertjax.interop.huggingface import is_hugging_face
     from bertjax.tokenization import load_tokenizer
 
     other_kind = flags.model != "wordpiece"
@@ -83,6 +85,9 @@ def train(flags: argparse.Namespace) -> None:
         raise ValueError(f"--{unused[0]} has no effect on --model={flags.model}; leave it out")
     if flags.do_lower_case is None:
         flags.do_lower_case = not other_kind
+    out = pathlib.Path(flags.output).expanduser()
+    if is_hugging_face(out) or (out / "checkpoints").exists():
+        raise ValueError(f"{flags.output} holds a model, which would lose its vocabulary; choose another --output")
     # What is needed only at the end is opened now: counting may take hours.
     other = load_tokenizer(flags.compare) if flags.compare else None
     measured = list(itertools.islice(read_lines(flags.heldout, flags), _MEASURED_LINES)) if flags.heldout else []

@@ -131,6 +131,17 @@ def test_the_command_extends_writes_and_compares(with_tokenizer, tmp_path, capsy
         main(arguments)
 
 
+def test_overwriting_replaces_a_model_and_neither_a_run_nor_other_files(with_tokenizer, tmp_path):
+    for place, file, what in (("run", "checkpoints/9", "a run"), ("home", "letter.txt", "no model")):
+        (tmp_path / place / file).parent.mkdir(parents=True)
+        (tmp_path / place / file).write_text("mine")
+        with pytest.raises(SystemExit, match=f"holds {what}, and --overwrite would delete all of it"):
+            main([f"--from={with_tokenizer}", f"--out={tmp_path / place}", "--overwrite"])
+        assert (tmp_path / place / file).read_text() == "mine"
+    for to in ("hf", "stablehlo", "hf"):
+        main([f"--from={with_tokenizer}", f"--out={tmp_path / 'model'}", f"--to={to}", "--overwrite"])
+
+
 def test_a_path_without_a_model_is_an_error_message_and_not_a_traceback(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for path in (tmp_path, "."):

@@ -250,6 +250,15 @@ def test_tool_trains_saves_and_compares(tmp_path, capsys):
     assert load_tokenizer(tmp_path / "two").do_lower_case is False
 
 
+@pytest.mark.parametrize("weights", ["model.safetensors", "checkpoints/9"])
+def test_the_vocabulary_of_a_model_is_not_replaced(tmp_path, weights):
+    (tmp_path / "m" / weights).parent.mkdir(parents=True)
+    (tmp_path / "m" / weights).touch()
+    with pytest.raises(SystemExit, match="holds a model, which would lose its vocabulary"):
+        tool.main([f"--input={write(tmp_path)}", f"--output={tmp_path / 'm'}"])
+    assert not (tmp_path / "m" / "vocab.txt").exists()
+
+
 def test_the_fit_of_a_text_without_tokens_is_not_a_number():
     tokenizer = train_wordpiece(prose(2000), 200)
     for texts in ([], [""], ["\0"]):  # no text, no words, a word of which nothing is left

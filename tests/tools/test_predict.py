@@ -8,7 +8,7 @@ import pytest
 
 from bertjax import inference, prediction
 from bertjax.tasks.inputs import read_texts
-from bertjax.tools import predict
+from bertjax.tools import features, predict
 
 REVIEWS = {"task": "table", "options": {"text": "review", "label": "sentiment", "files": {"train": "train.csv"}}}
 
@@ -102,6 +102,15 @@ def test_the_suffix_of_out_says_the_form_and_the_screen_gets_that_of_the_input(m
     for header, twice in (("review,prediction,x", "prediction"), ("x,x,review", "x")):
         with pytest.raises(SystemExit, match=f"the answers would have two columns '{twice}'"):
             run(tmp_path / "p.csv", f"{header}\na,b,c\n")
+
+
+def test_answers_do_not_take_the_place_of_the_file_that_asked(model, tmp_path):
+    model.settings, path = {"finetuned": REVIEWS}, tmp_path / "in.jsonl"
+    path.write_text('{"text": "a", "note": "mine"}\n')
+    for tool in (predict, features):
+        with pytest.raises(SystemExit, match="is the --file that is read, and would be lost"):
+            tool.main(["--model=m", f"--file={path}", f"--out={tmp_path}/../{tmp_path.name}/in.jsonl"])
+    assert "mine" in path.read_text()
 
 
 def test_columns_that_nobody_named_are_refused_and_can_be_named(model, tmp_path):
