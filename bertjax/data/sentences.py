@@ -44,8 +44,8 @@ _SCRIPTS = dict(
         "ka=10a0-10ff am=1200-137f km=1780-17ff ja=3040-30ff zh=3400-9fff ko=ac00-d7a3"
     ).split()
 )
-# Languages without spaces between words; the original's tokenizer sets Chinese characters apart.
-UNSPACED = dict(th="Thai", lo="Lao", km="Khmer", my="Burmese", bo="Tibetan", ja="Japanese", zh="Chinese")
+# Languages without spaces between words. Not Chinese, of which the original's tokenizer makes a word of each character.
+UNSPACED = dict(th="Thai", lo="Lao", km="Khmer", my="Burmese", bo="Tibetan", ja="Japanese")
 # Runs without a space, as of Chinese, are cut after so many characters, where a sentence ends.
 _RUN_CHARACTERS = 2000
 _LONG_RUNS = re.compile(rf"(?<!\S)\S{{{_RUN_CHARACTERS},}}")

@@ -17,7 +17,7 @@ from bertjax.data.batches import prefetch
 from bertjax.data.masking import MaskingSpec
 from bertjax.formats.checkpoint import resolve_directory
 from bertjax.interop import check_pretrained, check_vocabulary, huggingface, load_pretrained_params, open_source
-from bertjax.log.logbook import Logbook
+from bertjax.log.logbook import Logbook, counted
 from bertjax.model.heads import pretraining_network
 from bertjax.model.presets import BertConfig, Execution
 from bertjax.model.size import PRETRAINING_HEADS, flops_per_row, parameter_count
@@ -273,7 +273,7 @@ def optimizer_text(o: OptimizerSettings) -> str:
     """What changes the parameters, with a word on what is not as its paper has it."""
     options = ", ".join(f"{name}={value!r}" for name, value in o.options.items())
     name = f"{o.name}({options})" if options else o.name
-    text = f"{name}, learning rate {o.learning_rate:g}, {o.warmup_steps:,} steps of warm-up, {o.schedule}"
+    text = f"{name}, learning rate {o.learning_rate:g}, {counted(o.warmup_steps, 'step')} of warm-up, {o.schedule}"
     if o.name == "lamb" and not o.bias_correction:  # You et al. 2019, algorithm 2
         text += ", without the bias correction of LAMB's paper (--config.optimizer.bias_correction=true)"
     return text

@@ -23,7 +23,7 @@ from bertjax.data.sources import FORMATS, Reading, resolve
 from bertjax.data.splits import BuildSettings
 from bertjax.data.store import SPLITS, TokenStore
 from bertjax.interruption import Interrupted
-from bertjax.tokenization import load_tokenizer
+from bertjax.tokenization import Tokenizer, WordPieceTokenizer, load_tokenizer
 from bertjax.tools.arguments import (
     Parser,
     add_boolean,
@@ -106,7 +106,7 @@ def build(flags: argparse.Namespace, beam_options: list[str]) -> None:
         overwrite=flags.overwrite,
         shard=parse_shard(flags.shard),
         progress=show_progress,
-        on_plan=lambda files, size: show_plan(files, size, reading_lines(seen, flags)),
+        on_plan=lambda files, size: show_plan(files, size, reading_lines(seen, flags, tokenizer)),
         make_shards=make_shards,
         **fields_of(flags, BuildSettings),
     )
@@ -128,7 +128,7 @@ def parse_shard(text: str | None) -> tuple[int, int] | None:
     return index, count
 
 
-def reading_lines(seen: Preview, flags: argparse.Namespace) -> list[str]:
+def reading_lines(seen: Preview, flags: argparse.Namespace, tokenizer: Tokenizer) -> list[str]:
     """How the files will be read, and warnings where that is hardly what is meant."""
     reading, formats = seen.reading, seen.formats
     guessed = "a guess by names and first bytes" if flags.format == "auto" else "as set"
@@ -158,11 +158,10 @@ def reading_lines(seen: Preview, flags: argparse.Namespace) -> list[str]:
         )
     if flags.field != Reading.field and not set(formats) & {"jsonl", "parquet", "tfds", "hf"}:
         lines.append(f"warning: --field={flags.field} has no effect: these files have no fields")
-    if name := UNSPACED.get(reading.language):
-        apart = " (characters of Chinese are set apart by the tokenizer)" if name in ("Chinese", "Japanese") else ""
+    if isinstance(tokenizer, WordPieceTokenizer) and (name := UNSPACED.get(reading.language)):
         lines.append(
-            f"note: {name} has no spaces between words{apart}: separate the words by spaces with a segmenter first, "
-            "or use a Unigram (SentencePiece) tokenizer, which needs none; otherwise whole clauses are taken as words"
+            f"note: {name} is written without spaces between words, and this tokenizer needs them: put them in with a "
+            "segmenter first, or use a Unigram (SentencePiece) tokenizer; otherwise whole clauses are taken as words"
         )
     return lines
 

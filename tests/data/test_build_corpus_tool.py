@@ -7,6 +7,7 @@ import pytest
 
 from bertjax.interruption import Interrupted
 from bertjax.tools import build_corpus
+from tests.families import write_unigram
 
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
@@ -148,6 +149,11 @@ def test_the_way_of_reading_is_printed_with_what_is_hardly_meant(corpus, capsys)
     assert "format prose (as set)" in out and "rules of 'en' (a guess)" in out
     assert "warning" not in out
     out = built(corpus, capsys, "ボタンを押した。彼は来た。\n" * 20, "--segment=true")
-    assert "rules of 'ja'" in out and "note: Japanese has no spaces" in out and "Unigram" in out
+    assert "rules of 'ja'" in out and "note: Japanese is written without spaces" in out and "Unigram" in out
+    (corpus / "unigram").mkdir()
+    write_unigram(corpus / "unigram")
+    out = built(corpus, capsys, "ボタンを押した。彼は来た。\n" * 20, f"--tokenizer={corpus}/unigram")
+    assert "sentence in the first 20 lines" in out and "note" not in out
+    assert "note" not in built(corpus, capsys, "他们在中国北方的城市生活。\n" * 20)  # a word of each character
     with pytest.raises(SystemExit, match="language 'german' is not an ISO 639-1 code.*'de'"):
         built(corpus, capsys, lines, "--language=german")
