@@ -8,7 +8,7 @@
     lamb_phase1  large batches by LAMB, You et al. 2020, with the numbers of NVIDIA's
     lamb_phase2  DeepLearningExamples (PyTorch/LanguageModeling/BERT), whose rate falls as
                  the square root of what is left; phase 2 starts from phase 1:
-                 --config.init_from=PHASE1/model (moments afresh; NVIDIA's go on)
+                 --config.init_from=PHASE1/model (moments start at 0; NVIDIA's go on)
 
 Each is for one accelerator: on n of them divide `accumulation` by n. Variants of base.py may follow
 after a comma (recipes.py:budget,packed).

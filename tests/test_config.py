@@ -99,7 +99,7 @@ def test_impossible_settings_are_refused_with_the_reason(values, words):
         (dict(job="finetune", optimizer__warmup_steps=9), "warmup_steps=9 has no effect.*task.warmup"),
         (dict(job="finetune", model__hidden_dropout_prob=0.0), "no effect.*that of config.init_from"),
         (dict(job="finetune", checkpoint__metric="eval/mlm_loss"), "no effect.*task.metric says which is best"),
-        (dict(job="finetune", reinitialise_head=True), "reinitialise_head=True has no effect.*always drawn anew"),
+        (dict(job="finetune", reinitialise_head=True), "has no effect.*always starts with random weights"),
         (dict(job="finetune", checkpoint__keep_best=0), "keep_best=0 must be at least 1: a resumed fine-tuning"),
         (
             dict(job="finetune", task__feature_layers="last", task__layer_decay=0.9),

@@ -37,8 +37,8 @@ class Config:
     )
     reinitialise_head: bool = setting(
         False,
-        "let heads (MLM, NSP, pooler) that init_from lacks start afresh instead of refusing the checkpoint",
-        unused=("finetune", "a head that config.init_from lacks is always drawn anew"),
+        "let heads (MLM, NSP, pooler) that init_from lacks start with random weights; False = refuse the checkpoint",
+        unused=("finetune", "a head that config.init_from lacks always starts with random weights"),
     )
     extend_positions: str = setting(
         "",
@@ -102,7 +102,7 @@ class Config:
     def replace(self, values: Mapping[str, Any]) -> Config:
         """A copy with other values: {'batch_size': 16, 'optimizer.learning_rate': 3e-5, 'task.options.label': 'x'}.
 
-        Raises ValueError for a name that is none.
+        Raises ValueError for an unknown name.
         """
         known = dict(walk(Config))
         changed: dict[str, Any] = {}

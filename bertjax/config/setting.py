@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """Which numbers a setting may be, and what is said of others."""
+    """Which numbers a setting may be, and the message for others."""
 
     holds: Callable[[float], bool]  # False for NaN, as every comparison with it
     complaint: str

@@ -128,7 +128,7 @@ def build_store(
         raise OSError(
             error.errno,
             f"the disk of {out_dir} is full ({os.strerror(error.errno)}). Free some space and run the same command "
-            "again: finished shards are kept, the unfinished one is made anew",
+            "again: finished shards are kept, the unfinished one is made again",
         ) from error
     except BrokenProcessPool as error:
         raise OSError(
@@ -210,7 +210,7 @@ def _read_begun(path: Path) -> dict[str, Any]:
     try:
         return read_json(path, dict)
     except ValueError as error:
-        raise ValueError(f"{error}; start the build anew (--overwrite)") from None
+        raise ValueError(f"{error}; start the build again (--overwrite)") from None
 
 
 @contextlib.contextmanager
@@ -262,9 +262,9 @@ def _clear(out_dir: Path) -> None:
     (out_dir / "shards").mkdir()
 
 
-def _prepare(out_dir: Path, build: dict[str, Any], tokenizer: Tokenizer, anew: bool) -> None:
-    """Makes the directory ready for the shards; `anew` throws away what it holds."""
-    if anew:
+def _prepare(out_dir: Path, build: dict[str, Any], tokenizer: Tokenizer, overwrite: bool) -> None:
+    """Makes the directory ready for the shards; `overwrite` deletes what it holds."""
+    if overwrite:
         _clear(out_dir)
     stores.write_json(out_dir / "build.json", build)
     temporary, target = stores.temporary_name(out_dir / "tokenizer"), out_dir / "tokenizer"

@@ -235,7 +235,7 @@ def _tfds_pieces(path: str, field: str) -> Pieces:
 def splits_of(path: str) -> dict[str, str]:
     """A task's name of each split of hf:NAME -> the data set's; of tfds:NAME the usual ones.
 
-    What the name stands for is looked up anew, and then kept for `read_rows`.
+    What the name stands for is looked up again, and then kept for `read_rows`.
     """
     _prepared.cache_clear()
     read_rows.cache_clear()

@@ -1,4 +1,4 @@
-"""Next-sentence pairs, drawn anew in every epoch from sentence lengths alone.
+"""Next-sentence pairs, other ones in every epoch, drawn from sentence lengths alone.
 
 In: the tables of a `TokenStore`. Out: for pair j of an epoch, where its two segments lie and whether the second is the
 true next one. The rules are those of the original's `create_pretraining_data.py` (`create_instances_from_document`,

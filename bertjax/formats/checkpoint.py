@@ -142,7 +142,7 @@ class SavedStates:
             what = "some were saved"
         raise CheckpointError(
             f"{self.directory} holds no checkpoint, but {self._ledger.name} says that {what}. "
-            f"Put the checkpoints back, or delete {self._ledger} to start afresh."
+            f"Put the checkpoints back, or delete {self._ledger} to begin at step 0."
         )
 
     def manifest(self, step: int) -> dict[str, Any]:
@@ -194,7 +194,7 @@ class SavedStates:
             log.error("checkpoint of step %d in %s is CORRUPT: %s", candidate, self.directory, problem)
         raise CheckpointError(
             f"no intact checkpoint in {self.directory} ({'; '.join(problems)}). Restore one from a "
-            "backup, or delete the run to start afresh."
+            "backup, or delete the run to begin at step 0."
         )
 
     def restore_numpy(self, step: int | None = None) -> tuple[dict[str, Any], int]:

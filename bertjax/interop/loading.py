@@ -2,7 +2,7 @@
 
 `load_pretrained_params` fits stored weights to a given model, `load_model` makes the model as well.
 Nothing is loaded in part: what is missing, unexpected or of another shape is listed and refused,
-and only a task head may start afresh, when asked for.
+and only a task head may start with random weights, when asked for.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def check_pretrained(
 
     Args:
       model: that the weights are for.
-      reinitialise_head: whether heads may start afresh.
+      reinitialise_head: whether heads may start with random weights.
       extend_positions: how a table of fewer positions is extended (positions.EXTENSIONS); '' = not at all.
 
     Raises:
@@ -148,8 +148,8 @@ def load_pretrained_params(
 
     Args:
       path: see `open_source`.
-      key: draws the heads that start afresh.
-      reinitialise_head: start heads afresh that the file lacks or has in another size (a new
+      key: draws new heads.
+      reinitialise_head: draw heads at random that the file lacks or has in another size (a new
         task); the encoder is always loaded in full.
       extend_positions: see `check_pretrained`.
 
@@ -164,7 +164,7 @@ def load_pretrained_params(
 def fit(
     source: Source, model: heads.BertNetwork, key: jax.Array, reinitialise_head: bool = False
 ) -> tuple[dict[str, Any], list[str]]:
-    """(parameters of `model` from `source`, the paths that started afresh).
+    """(parameters of `model` from `source`, the paths that were drawn at random).
 
     Raises:
       LoadError: names or shapes do not fit.
@@ -228,7 +228,7 @@ class LoadedModel:
       tokenizer: None where the directory has none.
       labels: class number -> name, for classifiers that name their classes.
       settings: the whole configuration file.
-      fresh: parameters that were initialised afresh on request.
+      fresh: parameters that were drawn at random on request.
       sentence: how sentence-transformers makes embeddings with it, where the directory says so.
     """
 
@@ -317,7 +317,7 @@ def load_model(
       task: a name of TASKS; None takes what the checkpoint says it is.
       execution: how to run it; None is float32.
       num_labels: of a new classifier; None takes the file's.
-      reinitialise_head: start the task head afresh where the file has none or one of another size.
+      reinitialise_head: draw the task head at random where the file has none or one of another size.
       seed: of that head.
       max_positions: a table of fewer positions is extended to so many; None = it stays.
       extend_positions: how, 'repeat' or 'interpolate'.

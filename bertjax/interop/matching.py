@@ -99,9 +99,9 @@ def match_headers(
     found = {path: available.get(places[path].name) for path in wanted}
     unfit = [path for path, header in found.items() if header is None or header.shape != needed[path]]
     # A head is taken whole or not at all: half of one is not a head.
-    afresh = {part_of(path) for path in unfit} & {*place.heads, *absent} if fresh_heads else set()
-    loaded = [path for path in wanted if part_of(path) not in afresh]
-    unfit = [path for path in unfit if part_of(path) not in afresh]
+    drawn = {part_of(path) for path in unfit} & {*place.heads, *absent} if fresh_heads else set()
+    loaded = [path for path in wanted if part_of(path) not in drawn]
+    unfit = [path for path in unfit if part_of(path) not in drawn]
 
     parts = {part_of(path) for path in wanted}
     known = {name for name, _ in places.values()}
@@ -138,7 +138,7 @@ def match_headers(
             f"{source}: weights are floating-point numbers, but {len(wrong)} arrays "
             f"are not: {', '.join(wrong[:5])}; restore a quantised model first"
         )
-    return loaded, [path for path in wanted if part_of(path) in afresh]
+    return loaded, [path for path in wanted if part_of(path) in drawn]
 
 
 def _stored_shape(path: str, shape: tuple[int, ...], place: Naming) -> tuple[int, ...]:
@@ -184,7 +184,7 @@ def _remedy(
         return (
             f"The encoder fits; the heads that the file has are: {stored}. To predict, take a "
             "task that it has a head for, or fine-tune the model first (configs/glue.py, "
-            "squad.py, ner.py, classify.py ...). To train on, start the head afresh with "
+            "squad.py, ner.py, classify.py ...). To train on, start with a new head: "
             "reinitialise_head=True (--config.reinitialise_head=True)."
         )
     if foreign and len(foreign) == len(unexpected) and not unfit:

@@ -125,7 +125,7 @@ class SentenceSettings:
     include_prompt: bool = True
 
     def prompt(self, name: str | None = None) -> str:
-        """What stands before a text. Raises ValueError for a name that is none."""
+        """What stands before a text. Raises ValueError for an unknown name."""
         name = self.default_prompt if name is None else name
         if name is not None and name not in self.prompts:
             raise ValueError(f"prompt={name!r} is not one of this model's: {', '.join(self.prompts) or 'it has none'}")

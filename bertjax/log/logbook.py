@@ -165,9 +165,8 @@ class Logbook:
 
     @contextlib.contextmanager
     def _going_on(self, what: str) -> Iterator[None]:
-        """A disk that is full, or a bucket that refuses, ends no run: that is for the checkpoints,
-        which may lie elsewhere, and which are still to be saved. Told once.
-        """
+        """A full disk or a bucket that refuses does not end the run: checkpoints may lie elsewhere, and must be saved.
+        The message is printed once."""
         try:
             yield
         except OSError as error:
@@ -180,7 +179,7 @@ class Logbook:
 
 
 def _print(line: str) -> None:
-    """Where nobody reads any more (a connection that was cut), the run goes on without."""
+    """Prints a line; the run goes on if nobody reads it any more (a connection that was cut)."""
     try:
         print(line, flush=True)
     except OSError:

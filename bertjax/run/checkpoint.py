@@ -138,7 +138,7 @@ class Checkpoints(SavedStates):
             self.wait()
 
     def clear(self) -> None:
-        """Deletes every checkpoint and the memory of them: the run starts afresh."""
+        """Deletes every checkpoint and the memory of them: the run starts at step 0."""
         self.wait()
         if self._primary:
             self._ledger.unlink(missing_ok=True)

@@ -37,7 +37,7 @@ class Job(Protocol):
     config: Config  # of its training loop see Trainer.fit
     workdir: epath.Path
     made_of: Mapping[str, str]  # what is known of data, vocabulary and weights, see workdir.FACTS
-    resumed_from: int | None  # step of the newest checkpoint, None = the run starts afresh (workdir.step_to_resume)
+    resumed_from: int | None  # step of the newest checkpoint, None = the run starts at step 0 (workdir.step_to_resume)
     trainer: Trainer
     mesh_reason: str  # why config.mesh.auto chose this mesh
     model_config: BertConfig

@@ -48,7 +48,7 @@ def read_record(path: epath.Path, *texts: str) -> dict[str, Any]:
 
 
 def step_to_resume(config: Config, workdir: epath.Path) -> int | None:
-    """The step that this run goes on from, None = it starts afresh.
+    """The step that this run goes on from, None = it starts at step 0.
 
     Raises ValueError where the directory holds a run that must not go on, by its settings; see also `goes_on_with`.
     """

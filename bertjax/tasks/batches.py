@@ -143,7 +143,7 @@ def process_slice(batch: dict[str, np.ndarray], process_index: int, process_coun
 class TrainingBatches:
     """Training batches by step: a pure function of (seed, step), every row once an epoch.
 
-    Rows are shuffled anew each epoch and a batch is the next ones, in the first of `shapes` that holds them. With
+    Rows are shuffled again in each epoch and a batch is the next ones, in the first of `shapes` that holds them. With
     `group`, that many batches' worth of rows at a time are ordered by bucket before they are cut into batches, and the
     batches are shuffled: a batch rarely pads beyond its bucket then, but is not a random draw any more. The last, short
     batch of an epoch is filled with rows of weight 0. `batches[step]` gives the rows of this process.

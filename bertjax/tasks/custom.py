@@ -101,7 +101,7 @@ class TableTask(TextTask):
         return Split(split, records, labelled, file_fingerprint(path), notes)
 
     def _remarks(self, records: Sequence[Record]) -> tuple[str, ...]:
-        """What is said of labels that fit the head only on the face of it; ValueError for lists."""
+        """Notes on labels that seem to fit the head but may not; ValueError for lists."""
         if self.head == "multilabel":
             self._check_separator(records)
             self._check_names(records)

@@ -319,7 +319,7 @@ class Training:
 
     @property
     def idle_patience(self) -> str:
-        """What is said where config.task.early_stopping cannot end the training before its last step; else ''."""
+        """The note for a config.task.early_stopping that cannot end the training before its last step; else ''."""
         patience, needed = self.config.task.early_stopping, self.config.task.early_stopping + 2
         if not patience or self.evaluations >= needed:  # the first is the best so far, the last ends the run anyway
             return ""

@@ -61,7 +61,7 @@ class Pretrained:
                 heads = ("classifier/", "qa_outputs/")
                 fresh |= {path for path in shapes if path.startswith(heads)}
             self._loaded = {path: loaded[path] for path in shapes if path not in fresh}
-            log.info("%s: drawn afresh: %s", self.path, ", ".join(sorted(fresh)) or "nothing")
+            log.info("%s: drawn at random: %s", self.path, ", ".join(sorted(fresh)) or "nothing")
             if "pooler/kernel" in fresh and STYLES[model.config.heads].pooled:  # else it is part of each new head
                 log.warning("%s has no pooler: it is drawn at random, as the new head is", self.path)
             self._draw = draw(model, sorted(fresh))

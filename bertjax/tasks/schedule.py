@@ -1,6 +1,6 @@
 """An optimizer whose learning-rate schedule is data, so that runs share one compiled step.
 
-The trainer compiles its optimizer into the step; a search over learning rates and epochs would compile anew for each.
+The trainer compiles its optimizer into the step; a search over learning rates and epochs would compile again for each.
 Here peak, warm-up and length live in the optimizer state as three scalars.
 """
 

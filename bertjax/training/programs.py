@@ -58,7 +58,7 @@ class Programs:
           directory: local or gs://, shared by all processes.
           devices: of the programs, in the order of their mesh.
           made_for: what an executable depends on beside its program: card, jax, their numbers.
-          tell: called with a reason when a program that was there before has to be compiled anew.
+          tell: called with a reason when a program that was there before has to be compiled again.
         """
         self._directory, self._devices, self._tell = epath.Path(directory), list(devices), tell
         self._made_for = json.dumps(made_for, sort_keys=True)
@@ -115,7 +115,7 @@ class Programs:
         if kept is not None:
             return kept
         if path.name not in self._before and any(other.startswith(f"{name}-") for other in self._before):
-            self._tell(f"the program {name} was compiled anew, since it is not the one kept in {self._directory}")
+            self._tell(f"the program {name} was compiled again, since it is not the one kept in {self._directory}")
         executable = lowered.compile()
         if jax.process_index() == 0:
             self._save(path, executable)
@@ -138,7 +138,7 @@ class Programs:
                 )
             except (ValueError, jax.errors.JaxRuntimeError) as error:
                 reason = str(error)
-        self._tell(f"{path} could not be loaded ({reason}), so it was compiled anew")
+        self._tell(f"{path} could not be loaded ({reason}), so it was compiled again")
         return None
 
     def _save(self, path: epath.Path, executable: Any) -> None:

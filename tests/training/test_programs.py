@@ -62,15 +62,15 @@ def test_each_shape_of_a_batch_has_its_own(tmp_path):
 
 
 @pytest.mark.parametrize("change", [{"factor": 3.0}, {"made_for": {**MADE_FOR, "jax": "1.1"}}])
-def test_another_program_or_another_card_is_compiled_anew_and_told(tmp_path, change):
+def test_another_program_or_another_card_is_compiled_again_and_told(tmp_path, change):
     call(tmp_path)
     _, told, compiled = call(tmp_path, **change)
-    assert compiled == 1 and len(told) == 1 and "compiled anew" in told[0]
+    assert compiled == 1 and len(told) == 1 and "compiled again" in told[0]
     assert call(tmp_path, **change)[1:] == ([], 0)
 
 
 @pytest.mark.parametrize("damage", [lambda b: b[:100], lambda b: b[:-1] + b"x", lambda b: b""])
-def test_a_damaged_executable_is_compiled_anew_and_told(tmp_path, damage):
+def test_a_damaged_executable_is_compiled_again_and_told(tmp_path, damage):
     first = call(tmp_path)
     [path] = tmp_path.iterdir()
     path.write_bytes(damage(path.read_bytes()))
