@@ -88,6 +88,8 @@ def train(flags: argparse.Namespace) -> None:
     out = pathlib.Path(flags.output).expanduser()
     if is_hugging_face(out) or (out / "checkpoints").exists():
         raise ValueError(f"{flags.output} holds a model, which would lose its vocabulary; choose another --output")
+    if (other_file := out / ("vocab.txt" if other_kind else "tokenizer.json")).exists():  # nothing reads both
+        raise ValueError(f"{other_file} is a vocabulary of another kind; remove it, or choose another --output")
     # What is needed only at the end is opened now: counting may take hours.
     other = load_tokenizer(flags.compare) if flags.compare else None
     measured = list(itertools.islice(read_lines(flags.heldout, flags), _MEASURED_LINES)) if flags.heldout else []

@@ -259,6 +259,15 @@ def test_the_vocabulary_of_a_model_is_not_replaced(tmp_path, weights):
     assert not (tmp_path / "m" / "vocab.txt").exists()
 
 
+@pytest.mark.parametrize("first, second", [("wordpiece", "bpe"), ("unigram", "wordpiece")])
+def test_a_vocabulary_is_not_put_beside_one_of_another_kind(tmp_path, first, second):
+    arguments = [f"--input={write(tmp_path)}", f"--output={tmp_path / 'v'}", "--vocab_size=300"]
+    tool.main([*arguments, f"--model={first}"])
+    with pytest.raises(SystemExit, match="v/(vocab.txt|tokenizer.json) is a vocabulary of another kind"):
+        tool.main([*arguments, f"--model={second}"])
+    assert load_tokenizer(tmp_path / "v").vocab_size <= 300
+
+
 def test_the_fit_of_a_text_without_tokens_is_not_a_number():
     tokenizer = train_wordpiece(prose(2000), 200)
     for texts in ([], [""], ["\0"]):  # no text, no words, a word of which nothing is left
