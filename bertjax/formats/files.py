@@ -46,16 +46,15 @@ def whole_file(path: str | os.PathLike[str], mode: str = "w", partial: Path | No
 def _written(path: Path, mode: str, partial: Path) -> Iterator[IO[Any]]:
     # Half a surrogate pair, which JSON can escape, has no other form in UTF-8.
     text = {} if "b" in mode else dict(encoding="utf-8", errors="backslashreplace", newline="")
-    file = _alone(path, partial, mode, text)
-    try:
-        with file:
+    with _alone(path, partial, mode, text) as file:
+        try:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.replace(partial, path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
+            os.replace(partial, path)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
     directory = os.open(path.parent, os.O_RDONLY)
     with contextlib.suppress(OSError):  # not every file system has this
         os.fsync(directory)
