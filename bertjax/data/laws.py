@@ -79,8 +79,7 @@ def single_document(store: TokenStore) -> str | None:
         return None
     return (
         f"the split {store.split!r} has a single document, and a random next sentence is one of another document. Add "
-        "documents (in plain text a blank line ends one, in prose a file), or train without NSP "
-        "(config.data.nsp=false)"
+        "documents (in plain text a blank line ends one, in prose a file), or train without NSP (config.data.nsp=false)"
     )
 
 

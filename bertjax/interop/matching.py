@@ -175,17 +175,15 @@ def _remedy(
     if inside := [name for name in available if name.endswith(inner) and name != words and not name.startswith(root)]:
         prefix = inside[0].removesuffix(inner).removesuffix(f"{root}.").removesuffix(f"{root}/")
         return (
-            f"The names differ by {prefix!r} in front: the file was saved from a program of "
-            "which the model is a part. Save that part alone, or write the arrays again "
-            f"without {prefix!r} in their names."
+            f"The names differ by {prefix!r} in front: the file was saved from a program of which the model is a part. "
+            f"Save that part alone, or write the arrays again without {prefix!r} in their names."
         )
     if unfit and "encoder" not in unfit:
         stored = ", ".join(sorted(heads_in(available, place))) or "none"
         return (
-            f"The encoder fits; the heads that the file has are: {stored}. To predict, take a "
-            "task that it has a head for, or fine-tune the model first (configs/glue.py, "
-            "squad.py, ner.py, classify.py ...). To train on, start with a new head: "
-            "reinitialise_head=True (--config.reinitialise_head=True)."
+            f"The encoder fits; the heads that the file has are: {stored}. To predict, take a task that it has a head "
+            "for, or fine-tune the model first (configs/glue.py, squad.py, ner.py, classify.py ...). To train on, "
+            "start with a new head: reinitialise_head=True (--config.reinitialise_head=True)."
         )
     if foreign and len(foreign) == len(unexpected) and not unfit:
         return (

@@ -199,9 +199,8 @@ def read(directory: Path) -> SentenceSettings | None:
             steps.append(_dense(place))
         elif kind != "Dropout":  # it does nothing in prediction
             raise LoadError(
-                f"{directory / 'modules.json'}: module {number}, {kind or module}, is not "
-                "supported there; to use the encoder without it, copy the model's files without "
-                "modules.json"
+                f"{directory / 'modules.json'}: module {number}, {kind or module}, is not supported there; to use the "
+                "encoder without it, copy the model's files without modules.json"
             )
     return dataclasses.replace(settings, steps=tuple(steps), **_prompts(directory))
 

@@ -121,9 +121,8 @@ class BertConfig(Architecture):
         ]
         if unknown:
             raise ValueError(
-                f"config {', '.join(f'{name}={values[name]!r:.40}' for name in unknown[:10])} is "
-                "not known here and may change what the network computes; remove it from the file "
-                "if it does not"
+                f"config {', '.join(f'{name}={values[name]!r:.40}' for name in unknown[:10])} is not known here and "
+                "may change what the network computes; remove it from the file if it does not"
             )
         found = {name: values[key] for name, key in fields.items() if key in values}
         act = found.setdefault("hidden_act", "gelu")

@@ -201,9 +201,8 @@ def table(task: str, metric: str, outcomes: Sequence[Outcome]) -> str:
     """A Markdown table: each setting, each run, mean, standard deviation, degenerate runs."""
     best = best_outcome(outcomes)
     head = (
-        f"{task}: {metric} on dev, {len(outcomes)} runs, "
-        f"{sum(o.degenerate for o in outcomes)} degenerate; best {best.value:.4f} with "
-        f"{described(best.setting, best.seed)}"
+        f"{task}: {metric} on dev, {len(outcomes)} runs, {sum(o.degenerate for o in outcomes)} degenerate; best "
+        f"{best.value:.4f} with {described(best.setting, best.seed)}"
     )
     names = list(dict.fromkeys(name for outcome in outcomes for name in outcome.setting))
     columns = [*(WORDS.get(name, name) for name in names), "runs", "mean", "std", "degenerate", "every run"]

@@ -250,9 +250,8 @@ def with_added_tokens(
         differ = [flag for flag in _MATCHING if other[flag] != entry[flag]]
         if differ and token not in usual:
             raise ValueError(
-                f"{file}: {differ[0]} of the added token {token!r} is "
-                f"{entry[differ[0]]} here and {other[differ[0]]} elsewhere; make them "
-                "agree"
+                f"{file}: {differ[0]} of the added token {token!r} is {entry[differ[0]]} here and {other[differ[0]]} "
+                "elsewhere; make them agree"
             )
         places[i] = token
 

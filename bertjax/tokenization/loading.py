@@ -200,9 +200,8 @@ def _check_same_vocabulary(described: Mapping[str, Any], json_file: Path, text_f
     for i, piece in enumerate(read_vocab(text_file)):
         if ids.get(piece) != i:
             raise ValueError(
-                f"{text_file} and {json_file.name} disagree: {piece!r} is on line {i + 1}, and has "
-                f"the id {ids.get(piece)} in {json_file.name}; remove the one that is not this "
-                "model's"
+                f"{text_file} and {json_file.name} disagree: {piece!r} is on line {i + 1}, and has the id "
+                f"{ids.get(piece)} in {json_file.name}; remove the one that is not this model's"
             )
 
 

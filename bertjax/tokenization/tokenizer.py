@@ -270,7 +270,6 @@ def check_special_tokens(ids: Mapping[str, int], special_tokens: Mapping[str, st
     missing = [f"{name}={token!r}" for name, token in special_tokens.items() if token not in ids]
     if missing:
         raise ValueError(
-            f"{source} ({len(ids)} entries) lacks the special tokens {', '.join(missing)}; add "
-            "them, or give the names it uses instead (for example unk_token='<unk>'; beside the "
-            f"vocabulary they are keys of {CONFIG_FILE})"
+            f"{source} ({len(ids)} entries) lacks the special tokens {', '.join(missing)}; add them, or give the names "
+            f"it uses instead (for example unk_token='<unk>'; beside the vocabulary they are keys of {CONFIG_FILE})"
         )

@@ -248,7 +248,6 @@ def refuse_repeated(vocab: Sequence[str], source: object) -> None:
             raise ValueError(f"{source}, line {line} is empty; every line must hold one piece")
         if seen.setdefault(piece, line) != line:
             raise ValueError(
-                f"{source}, line {line} repeats {piece!r} of line {seen[piece]}; "
-                "a vocabulary lists each piece once. Rename one of them (say to "
-                f"[unused{len(vocab)}]): without its line all ids after it would move"
+                f"{source}, line {line} repeats {piece!r} of line {seen[piece]}; a vocabulary lists each piece once. "
+                f"Rename one of them (say to [unused{len(vocab)}]): without its line all ids after it would move"
             )
