@@ -7,9 +7,9 @@
 --from is a Hugging Face directory, a TF1 checkpoint (directory or prefix) or a bertjax workdir. What
 --to=hf (the default) writes is read by transformers, bertjax.load_model and --config.init_from. The
 outputs of the model that was read and of the one that was written are compared. --push uploads what was
-written to the Hugging Face Hub, or without --out what --from holds in that layout, a run's model for example,
-as it is; a run's report goes with it. With --pooling the encoder is written as a directory of
-sentence-transformers, which makes one vector of a text in that way.
+written to the Hugging Face Hub. Without --out it uploads the model that --from holds, with the report of
+the run if it is one. --pooling writes the encoder as a directory of sentence-transformers, which makes one
+vector of a text.
 """
 
 import argparse

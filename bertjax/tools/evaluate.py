@@ -6,9 +6,9 @@
     python -m bertjax.tools.evaluate --model=runs/reviews/model --data=reviews/more.csv
 
 A model that was fine-tuned here remembers its task, the task's options and the length of a row; settings
-(--config.task.name, ..., and the flags that are short for them) name others. A split without labels has predictions
-(and a submission file) alone. The task takes over the label names and the order of the model's head, and of SQuAD 2.0
-the null threshold found on dev.
+(--config.task.name, ..., and the flags that are short for them) name others. Of a split without labels only
+predictions (and a submission file) are written. The labels are those of the model's head, in its order, and the null
+threshold of SQuAD 2.0 is the one found on dev.
 """
 
 import json

@@ -12,8 +12,8 @@ on, or those of --columns. So are .conll files (ner) and SQuAD's .json (qa). The
 form of the input, or that of the suffix of --out: a CSV or TSV file gets its own columns back and
 `prediction` (and more) beside them; JSON lines are one object an input; .json is SQuAD's object of
 answers by question id. Inputs are answered in chunks, in which batches hold inputs of similar
-length; a chunk is written when it is done. Of the settings, those of `execution`, task.eval_batch_size and
-task.max_length count.
+length; a chunk is written when it is done. Of the settings only those of `execution`, task.eval_batch_size
+and task.max_length have an effect.
 """
 
 import contextlib
