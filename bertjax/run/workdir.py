@@ -19,6 +19,7 @@ from bertjax.run.checkpoint import Checkpoints
 from bertjax.training.programs import DIRECTORY as PROGRAMS_DIRECTORY
 
 RECORD = "config.json"  # the settings that a run was begun with
+SEARCH = "sweep.json"  # what a search (tasks/sweep.py) was begun with
 # By job: the file that holds what else the run was begun with, {name: text}: fingerprints of data, vocabulary, weights.
 FACTS = {"pretrain": "corpus.json", "finetune": "finetune.json"}
 KINDS = {"pretrain": "pre-training", "finetune": "fine-tuning"}
@@ -63,6 +64,8 @@ def step_to_resume(config: Config, workdir: epath.Path) -> int | None:
         is_run = "job" in begun or old == "finetune" or record.exists() and checkpoints.steps()
         if is_run and (job := begun.get("job", old)) != config.job:
             raise ValueError(f"{workdir} holds a {KINDS.get(job, job)} run; choose another --workdir")
+        if not is_run and (workdir / SEARCH).exists():
+            raise ValueError(f"{workdir} holds a search, whose results would be replaced; choose another --workdir")
         other = record if record.exists() else workdir / "model"
         if not is_run and not checkpoints.steps() and other.exists() and (begun or other != record):
             raise ValueError(f"{other} belongs to a model that this run would overwrite; choose another --workdir")

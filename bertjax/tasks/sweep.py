@@ -21,6 +21,7 @@ from bertjax.config import Config, differences, flatten
 from bertjax.formats.files import read_json, write_json, write_whole
 from bertjax.log.logbook import counted
 from bertjax.run.claim import claim
+from bertjax.run.workdir import RECORD, SEARCH
 from bertjax.tasks.finetune import PER_RUN, NoFiniteScore, Trained
 from bertjax.tasks.metrics import CONSTANT, ONE_CLASS_ONLY, is_better
 from bertjax.training.loop import NotFiniteError
@@ -137,8 +138,10 @@ def _one(train: Callable[[Config], Trained], setting: Setting, settings: Config)
 
 def check_identity(directory: pathlib.Path, identity: dict[str, Any]) -> None:
     """Writes sweep.json, or compares it with what an earlier part of the search wrote."""
-    path = directory / "sweep.json"
+    path = directory / SEARCH
     if not path.exists():
+        if (directory / RECORD).exists():
+            raise ValueError(f"{directory} holds a run or a model, whose results would be replaced; choose another one")
         write_json(path, identity)
     elif differing := differences(flatten(read_json(path)), flatten(json.loads(json.dumps(identity)))):
         raise ValueError(f"{directory} holds another search ({'; '.join(differing)}); choose another directory")

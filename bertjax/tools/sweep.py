@@ -1,8 +1,8 @@
 """A search over settings of a fine-tuning: by default the paper's, of batch size, learning rate and epochs.
 
-    python -m bertjax.tools.sweep --task=mrpc --data=glue --init_from=DIR --workdir=runs/mrpc --seeds=5
+    python -m bertjax.tools.sweep --task=mrpc --data=glue --init_from=DIR --workdir=runs/search --seeds=5
     python -m bertjax.tools.sweep --config=configs/glue.py:mrpc --config.task.data=glue/MRPC \\
-        --config.init_from=DIR --workdir=runs/mrpc \\
+        --config.init_from=DIR --workdir=runs/optimizers \\
         --search=optimizer.name=adamw,optax.lion --search=optimizer.learning_rate=1e-5,2e-5
 
 Runs in one process, in which runs share data and compiled programs where they can; goes on where it was interrupted,

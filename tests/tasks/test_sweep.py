@@ -6,9 +6,11 @@ import sys
 import types
 
 import pytest
+from etils import epath
 
 from bertjax.config import finetune_config, frozen
 from bertjax.formats.checkpoint import CheckpointError
+from bertjax.run.workdir import step_to_resume
 from bertjax.tasks import metrics, sweep
 from bertjax.tasks.finetune import NoFiniteScore
 from bertjax.tools import sweep as tool
@@ -110,6 +112,17 @@ def test_two_processes_do_not_search_in_one_directory(tmp_path):
             sweep.sweep(Tuner().run, runs(), tmp_path / "search", {})
         other.stdin.close()
     assert len(sweep.sweep(Tuner().run, runs(), tmp_path / "search", {})) == 12
+
+
+def test_a_search_and_a_run_do_not_write_into_each_other_s_directory(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").write_text(BASE.to_json())
+    with pytest.raises(ValueError, match="run holds a run or a model, whose results would be replaced"):
+        sweep.sweep(Tuner().run, runs(), tmp_path / "run", {})
+    sweep.sweep(Tuner().run, runs(), tmp_path / "search", {})
+    for resume in ("auto", "overwrite"):
+        with pytest.raises(ValueError, match="search holds a search, whose results would be replaced"):
+            step_to_resume(BASE.replace({"resume": resume}), epath.Path(tmp_path / "search"))
 
 
 def test_failed_and_one_class_runs_are_counted_and_averaged_honestly(tmp_path):
