@@ -74,8 +74,8 @@ class Result:
     Attributes:
       workdir: the directory of the run.
       step: how many steps the run has taken.
-      metrics: on held-out data, by name: of the last evaluation of a pre-training, of the best one of a fine-tuning;
-        of a suite TASK/NAME of each of its tasks, whose runs are in WORKDIR/TASK.
+      metrics: {name: value} on held-out data, of the last evaluation of a pre-training or the best one of a
+        fine-tuning. A run of all GLUE tasks has TASK/NAME of each, whose own runs are in WORKDIR/TASK.
     """
 
     workdir: str
@@ -142,17 +142,17 @@ def train(
         ConfigDict of one, or a Config.
       workdir: directory of the run; None is runs/NAME where `config` is a name or a file.
       settings: changes to it, {"optimizer.learning_rate": 2e-4}.
-      texts: the corpus, a text a document, in place of that of the config: a list, a pandas Series or DataFrame, or a
-        Dataset (column "text"). Its token store is made in `workdir`, a tenth of the documents held out.
-      tokenizer: for the texts, or its directory; None is that of config.init_from, or a new WordPiece vocabulary.
-      vocab_size: entries of that new vocabulary at most.
+      texts: the corpus in place of that of the config, each text a document: a list, a pandas Series or DataFrame, or a
+        Dataset (column "text"). Its token store is made in `workdir`, with a tenth of the documents held out.
+      tokenizer: of the texts, or its directory; None takes that of config.init_from, or trains a WordPiece vocabulary.
+      vocab_size: entries of the vocabulary that is trained, at most.
 
     Ctrl-C, or the interruption of the notebook's cell, saves a checkpoint and raises KeyboardInterrupt: the same call
     goes on from there.
 
     Raises:
       ValueError: a setting, or data, that cannot work; the message names it and the remedy.
-      CheckpointError, NotFiniteError, OutputError: as the command line tells of them.
+      CheckpointError, NotFiniteError, OutputError: with the message of the command line.
     """
     if texts is None and tokenizer is not None:
         raise ValueError("tokenizer is for texts; a token store brings its own")
@@ -181,10 +181,10 @@ def finetune(
     Args:
       config, workdir, settings: as of `train`; the config names the task ("glue:mrpc", "squad:2.0", "ner").
       init_from: what to start from: a model's directory, its name at the Hub, or the Result of a run.
-      train, dev, test: data of "classify" or "ner", in place of files: a list of (text, label) or (text, text, label),
-        of ner (words, tags); dicts, a pandas DataFrame or a Dataset with columns of the names that config.task.options
-        says (text, label; of ner tokens, tags). Numbers as labels are a regression, lists of names several labels a
-        text. Without `dev`, a tenth of `train` is.
+      train, dev, test: rows in place of files. For "classify" a list of (text, label) or (text, text, label), for "ner"
+        of (words, tags); or dicts, a pandas DataFrame or a Dataset with the columns that config.task.options names
+        (text and label, or tokens and tags). Labels with a fraction make a regression, and a list of names is several
+        labels of a text. Without `dev`, a tenth of `train` is held out.
 
     Interruption and errors are those of `train`.
     """

@@ -174,12 +174,11 @@ def classify(model: Model, texts: Iterable[str | tuple[str, str]], batch_size: i
 def classify(
     model: Model, texts: str | Iterable[str | tuple[str, str]], batch_size: int = 32
 ) -> dict[str, float] | list[dict[str, float]]:
-    """Label -> probability for a text, or for each text or pair of several; of a regression (one label, or problem_type
-    in its config.json) the raw value.
+    """{label: probability} of a text, or of each text or pair of a list.
 
-    The probabilities of a text add up to 1, unless the model says that each of its labels may hold by itself
-    (problem_type multi_label_classification in its config.json). A text longer than the rows of the fine-tuning, or
-    than the model's positions, is cut.
+    The probabilities of a text add up to 1. Where config.json has problem_type multi_label_classification, each label
+    has a probability of its own; for a regression (one label, or problem_type regression) the value is the number
+    itself. A text longer than the rows of the fine-tuning, or than the model's positions, is cut.
     """
     loaded = opened(model, "sequence-classification", heads.BertForSequenceClassification, purpose="classification")
     if isinstance(texts, str):
@@ -220,12 +219,12 @@ def tag_words(
 ) -> list[str] | list[list[str]]:
     """A label for every word, read at its first piece.
 
-    A sentence is a list of words, or a text whose words are separated by blanks: a list of texts is a list of
+    A sentence is a list of words, or a text whose words are separated by blanks; so a list of texts is a list of
     sentences.
 
     A sentence longer than the rows of the fine-tuning, or than the model's positions, is read in windows that overlap
-    by half; a word's label is that of the window which shows most around it. A word of characters that the tokenizer
-    drops is O; where the model has no such label, it is read at an unknown token.
+    by half; a word gets its label from the window with the most context around it. A word of which the tokenizer drops
+    all characters is O, or is read as an unknown token if the model has no label O.
     """
     loaded = opened(model, "token-classification", heads.BertForTokenClassification, purpose="tagging")
     if isinstance(sentences, str):

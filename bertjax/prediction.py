@@ -26,14 +26,14 @@ _SHOWN_ROWS = 20
 
 @dataclasses.dataclass(frozen=True)
 class Predictions:
-    """What a model answers, in the order of the inputs; `predictions[i]` is the answer to the i-th.
+    """The answers of a model, in the order of the inputs; `predictions[i]` is the answer to the i-th.
 
-    An answer is a label, a tuple of labels where several may hold, a number (of several a dict), a list of tags, an
+    An answer is a label, a tuple of labels (multilabel), a number or a dict of numbers (regression), a list of tags, an
     Answer, a list of Fillings for each [MASK], or a probability (next-sentence).
 
     Attributes:
       task: what was asked: fill-mask, next-sentence, classify, ner or qa.
-      records: of each input a dict, as bertjax.tools.predict writes it: `pandas.DataFrame(predictions.records)`.
+      records: a dict for each input, as bertjax.tools.predict writes it: `pandas.DataFrame(predictions.records)`.
       answers: in the same order.
     """
 
@@ -78,18 +78,18 @@ def predict(
     top_k: int = 5,
     batch_size: int = 32,
 ) -> Predictions:
-    """Asks a model what it was fine-tuned for, or what its head can answer.
+    """The answers of a model to the question that it was fine-tuned for, or that its head can answer.
 
     Args:
-      model: of load_model, or its path.
+      model: from load_model, or its path.
       data: a text or a list of them; pairs of texts as tuples; lists of words for tags; a pandas DataFrame or Series, a
         Dataset or a dict of columns.
       task: fill-mask, next-sentence, classify, ner or qa, where a model can answer several.
-      columns: of the texts in a table; None is those that the model was fine-tuned on.
+      columns: those of the texts in a table; None takes those that the model was fine-tuned on.
       top_k: candidates for each [MASK].
       batch_size: rows at once.
 
-    Raises ValueError for a model that cannot answer, and for what is not an input of it.
+    Raises ValueError for a model that cannot answer, and for data that it cannot take.
     """
     if isinstance(model, str | os.PathLike):
         # Without a task the head that is there answers.

@@ -313,13 +313,13 @@ def load_model(
     """A model from any checkpoint in one line.
 
     Args:
-      path: Hugging Face directory, TF1 checkpoint (directory or prefix), or bertjax workdir.
+      path: Hugging Face directory or name at its Hub, TF1 checkpoint (directory or prefix), or bertjax workdir.
       task: a name of TASKS; None takes what the checkpoint says it is.
       execution: how to run it; None is float32.
       num_labels: of a new classifier; None takes the file's.
       reinitialise_head: draw the task head at random where the file has none or one of another size.
       seed: of that head.
-      max_positions: a table of fewer positions is extended to so many; None = it stays.
+      max_positions: extend a table of fewer positions to this many; None leaves it as it is.
       extend_positions: how, 'repeat' or 'interpolate'.
 
     Raises:
