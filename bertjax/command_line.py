@@ -140,7 +140,7 @@ def _complaint(error: Exception, arguments: Sequence[str]) -> str:
 
 
 def _plainly(error: Exception) -> str:
-    """What absl says of a value, in plain words where Python's conversion speaks."""
+    """The message of absl about a value, in plain words where it quotes Python's conversion."""
     text = str(error)
     for words, meaning in (
         (r"\('Non-boolean argument to boolean flag', .*\)", "must be true or false"),

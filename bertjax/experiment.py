@@ -99,7 +99,7 @@ class Result:
 
     @classmethod
     def of(cls, workdir: str | os.PathLike[str]) -> Result:
-        """That of a finished run. Raises ValueError where there is none."""
+        """The result of a finished run. Raises ValueError if there is none."""
         directory = resolve_directory(workdir)
         if (directory / "glue.md").exists():
             tasks = {path.name: cls.of(path) for path in directory.iterdir() if (path / "result.json").exists()}
@@ -290,7 +290,7 @@ def _run(config: Config, workdir: str) -> Result:
 
 @contextlib.contextmanager
 def _explained() -> Iterator[None]:
-    """Errors say the remedy that the command line says, where they do not by themselves."""
+    """Adds to an error the remedy that the command line would print, if the error does not say it itself."""
     try:
         yield
     except Exception as error:

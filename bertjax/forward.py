@@ -95,7 +95,7 @@ def run(
     keep: Callable[[Row, Any], Any] = lambda row, output: output,
     **options: Any,
 ) -> list[Any]:
-    """What `keep` makes of each row and the model's outputs of it: numpy, by token maybe padded.
+    """`keep` of each row and the model's outputs for it: numpy, by token maybe padded.
 
     `batch_size` is the most rows of a batch; on a CPU long rows come in fewer (CPU_TOKENS). The next batch is
     dispatched before the last one is fetched, so that the device never waits. Where outputs are large, `keep` should

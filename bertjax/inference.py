@@ -198,8 +198,7 @@ def classify(
 
 def problem_type(loaded: LoadedModel) -> str:
     """What a classifier's outputs are, in the words of transformers' config.json: regression,
-    multi_label_classification or single_label_classification. One class is no choice: a number.
-    """
+    multi_label_classification or single_label_classification. A single class means a regression."""
     stored = loaded.settings.get("problem_type") or "single_label_classification"
     alone = stored == "single_label_classification" and loaded.model.num_labels == 1
     return "regression" if alone else stored

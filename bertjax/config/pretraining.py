@@ -204,7 +204,7 @@ class Architecture:
 
     @property
     def idle(self) -> dict[str, str]:
-        """Fields without effect -> the value of another that they are for."""
+        """Fields without effect -> the value of another field that would give them one."""
         rotary, local = self.positions == "rotary", self.local_attention > 0
         used = {
             "global_rope_theta": (rotary, "positions='rotary'"),

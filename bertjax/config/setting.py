@@ -73,7 +73,7 @@ def walk(kind: type, prefix: str = "") -> Iterator[tuple[str, Setting]]:
 
 
 def check(name: str, value: Any, allowed: Allowed) -> None:
-    """Raises ValueError for what a setting may not be."""
+    """Raises ValueError for a value that a setting may not have."""
     if isinstance(allowed, Range):
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if number and math.isinf(value):

@@ -52,7 +52,7 @@ class Share:
         return self.batch_size // self.process_count
 
     def of(self, number: int) -> np.ndarray:
-        """Batch `number`'s rows of this process in the stream: int64 [rows]."""
+        """The rows of the stream that this process has in batch `number`: int64 [rows]."""
         first = self.first_row + number * self.batch_size + self.process_index * self.rows
         return np.arange(first, first + self.rows, dtype=np.int64)
 
@@ -183,7 +183,7 @@ class PretrainingBatches(EndlessBatches):
 
 
 def check_one_tokenizer(stores: Sequence[TokenStore]) -> None:
-    """ValueError where the stores of a mixture were built with several."""
+    """Raises ValueError if the stores of a mixture were built with different tokenizers."""
     fingerprints = [store.manifest["tokenizer"]["fingerprint"] for store in stores]
     if len(set(fingerprints)) > 1:
         named = ", ".join(f"{store.path} ({of[:12]})" for store, of in zip(stores, fingerprints, strict=True))

@@ -25,7 +25,7 @@ FIELDS = {
 
 
 class ExampleReader:
-    """Reads examples that are like the first one, whose lengths T and P are those of all.
+    """Reads examples that have the fields and the lengths (T, P) of the first one.
 
     Args:
       first: bytes of a record of the file `path`.

@@ -97,7 +97,7 @@ class Records:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Hash of the sizes and the first 64 KiB of the files, by which others are told apart."""
+        """Hash of the sizes and the first 64 KiB of the files, which tells them from other files."""
         digest = hashlib.sha256()
         for data in self._maps:
             digest.update(b"%d:" % len(data))
@@ -178,7 +178,7 @@ def split_records(count: int, heldout_fraction: float) -> tuple[np.ndarray, np.n
 
 
 def check_lengths(records: Records, seq_length: int, max_predictions: int | None) -> None:
-    """ValueError, with both values, where the files have another T or P than the training; None is any."""
+    """Raises ValueError, with both values, if the files have another T or P than the training; None allows any."""
     for name, stored, wanted in (
         ("max_seq_length", records.seq_length, seq_length),
         ("max_predictions_per_seq", records.max_predictions, max_predictions),
@@ -191,7 +191,7 @@ def check_lengths(records: Records, seq_length: int, max_predictions: int | None
 
 
 def _plain(path: str, cache_dir: str | os.PathLike[str] | None) -> str:
-    """The file itself, or a plain copy of a GZIP file; one that is there is taken if the file is unchanged."""
+    """The file itself, or a plain copy of a GZIP file; the copy is made again only if the file has changed."""
     with open(path, "rb") as file:
         if file.read(2) != b"\x1f\x8b":
             return path

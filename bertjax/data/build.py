@@ -200,7 +200,7 @@ def _finished(out_dir: Path, build: dict[str, Any], overwrite: bool, in_memory: 
 
 
 def _is_beginning(path: Path) -> bool:
-    """Whether this is all that a build that was killed at once leaves."""
+    """Whether the directory holds no more than a build leaves that was killed at its start."""
     if path.name == "shards" and path.is_dir():
         return not any(path.iterdir())
     return path.name == LOCK or path.name.startswith("build.json.")
@@ -239,7 +239,7 @@ def _locked(out_dir: Path, shared: bool) -> Iterator[None]:
 
 
 def _lock(file: IO[bytes], mode: int, seconds: float = 1) -> bool:
-    """Whether the lock was free within a time in which a killed process ends."""
+    """Tries to lock for as long as a killed process may need to end; returns whether it succeeded."""
     deadline = time.monotonic() + seconds
     while True:
         try:

@@ -272,7 +272,7 @@ def _whole_characters(text: Any, reading: Reading, counts: Counter[str]) -> Any:
 
 
 def _picked(record: Any, field: str) -> list[Any]:
-    """What a record has in a field, or in several with commas between them; KeyError or TypeError where it has not."""
+    """The value of a record's field, or of several given with commas; KeyError or TypeError if it has none."""
     names = [field] if field in record else field.split(",")
     return [record[name.strip()] for name in names]
 

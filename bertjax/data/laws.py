@@ -26,7 +26,7 @@ TRIAL_LIMITS = {"max_unseen_share": 0.5, "max_random_share": 1.0}
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """Beyond which a corpus is refused."""
+    """The numbers beyond which a corpus is refused."""
 
     max_unknown_rate: float = setting(0.05, "refuse a tokenizer for which a larger share of tokens is unknown", SHARE)
     max_random_share: float = setting(0.9, "refuse a corpus whose next-sentence pairs are random more often", SHARE)
@@ -112,7 +112,7 @@ def problems(
     worst: Mapping[str, Sequence[Sequence[Any]]],
     one_sentence_share: float = 0.0,
 ) -> Iterator[tuple[str, str]]:
-    """(the setting of the limit, what is beyond it) for each number that is.
+    """(setting of the limit, message) for each number that is beyond its limit.
 
     Args:
       numbers: of `measure`.
@@ -222,7 +222,7 @@ def measure_rows(
 
 
 def row_problems(numbers: Mapping[str, Any], nsp: bool) -> Iterator[str]:
-    """What is beyond its limit in the numbers of `measure_rows`; too few rows are not judged."""
+    """What is beyond its limit in the numbers of `measure_rows`; nothing if the rows are too few to judge."""
     if numbers["rows"] < JUDGED_DOCUMENTS:
         return
     share, limit = numbers["random_share"], Limits.max_random_share

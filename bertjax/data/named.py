@@ -44,7 +44,7 @@ class Pieces(NamedTuple):
 
 
 def open_pieces(path: str, field: str) -> Pieces:
-    """The pieces of a data set, and by the text in `field` how large a record of TFDS is.
+    """The pieces of a data set, and the size of a TFDS record by the text in `field`.
 
     Raises ValueError that says what there is instead.
     """

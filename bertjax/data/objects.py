@@ -60,8 +60,8 @@ def write_rows(rows: Iterable[Mapping[str, Any]], path: pathlib.Path) -> None:
 
 
 def plain(value: Any) -> Any:
-    """The value as JSON has it: of numpy's scalars and arrays the numbers, None for what pandas calls missing, text of
-    bytes (as TFDS has them), a list of a set."""
+    """The value as JSON can hold it: numpy scalars and arrays become numbers, what pandas calls missing None, bytes (as
+    TFDS has them) text, and a set a list."""
     if isinstance(value, bytes):
         return value.decode(errors="backslashreplace")
     if isinstance(value, str):

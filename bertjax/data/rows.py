@@ -78,7 +78,7 @@ class PairRows:
         return {name: value for name, value in vars(self).items() if not name.startswith("_")}
 
     def __setstate__(self, state: dict) -> None:
-        """Processes make tables, whose pointers are of this one, and epochs anew."""
+        """Another process makes its own tables, whose pointers are valid there, and its own epochs."""
         self.__init__(**state)
 
     @property

@@ -80,7 +80,7 @@ _NAMES = dict(
 
 
 def check_language(code: str) -> str:
-    """The code; ValueError with the nearest one where it is none of ISO 639-1."""
+    """The code, if it is one of ISO 639-1; else ValueError with the nearest one."""
     if code in LANGUAGES:
         return code
     given = code.lower()

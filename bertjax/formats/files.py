@@ -80,7 +80,7 @@ def _alone(path: Path, partial: Path, mode: str, text: dict[str, Any]) -> IO[Any
 
 @contextlib.contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """An error of the disk says which file could not be written."""
+    """Adds to an error of the disk the file that could not be written."""
     try:
         yield
     except OSError as error:
@@ -91,9 +91,7 @@ def _named(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def directory_for_work(path: str | os.PathLike[str]) -> Iterator[None]:
-    """The directory `path` is there for the block; of an error nothing is left that is empty and
-    was made here.
-    """
+    """Makes the directory `path` for the block; after an error, what was made here and is empty is removed again."""
     path = Path(path).expanduser().absolute()
     made = [each for each in (path, *path.parents) if not each.exists()]
     path.mkdir(parents=True, exist_ok=True)
@@ -105,16 +103,15 @@ def directory_for_work(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def remove_empty(directories: Iterable[Path]) -> None:
-    """Removes them, the innermost first, up to one that is not empty."""
+    """Removes directories, the innermost first, up to one that is not empty."""
     with contextlib.suppress(OSError):
         for directory in directories:
             directory.rmdir()
 
 
 def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
-    """Writes a file, or leaves the one that was there. An object of a store (an epath.Path of a
-    URL) never is half there, and is written in its place.
-    """
+    """Writes a file, or leaves the one that was there. On an object store (an epath.Path of a URL) files are never half
+    there, so it is written in its place."""
     if "://" in str(path):
         path.write_bytes(content) if isinstance(content, bytes) else path.write_text(content)
         return

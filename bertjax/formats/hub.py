@@ -81,14 +81,14 @@ def _patterns(files: Iterable[str], tokenizer_only: bool) -> list[str]:
 
 
 def network_errors() -> tuple[type[BaseException], ...]:
-    """What the Hub's clients raise where they cannot get or put something; errors of files are among it."""
+    """What the clients of the Hub raise if they cannot get or put something; errors of files are among it."""
     from huggingface_hub import errors
 
     return errors.HfHubHTTPError.__bases__  # OSError, and that of the HTTP library that this version uses
 
 
 def check_push(name: str, private: bool, setting: str) -> None:
-    """Finds out whether `push` may write there, before what is to be pushed is made.
+    """Checks that `push` may write there, before the work of which the result is pushed.
 
     Args:
       setting: where the name was given, for the errors.

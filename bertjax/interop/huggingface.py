@@ -266,7 +266,7 @@ def class_name(config: BertConfig, architecture: str) -> tuple[str, str]:
 
 
 def export_text(config: BertConfig, architecture: str) -> str:
-    """What a class of heads.py is written as, where that is not BERT; ''."""
+    """A note on the class that a model is written as, if it is not one of BERT's; else ''."""
     name, model_type = class_name(config, architecture)
     if model_type == OWN:
         return (

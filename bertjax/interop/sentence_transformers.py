@@ -93,7 +93,7 @@ class Dense:
 
 
 def normalise(vectors: np.ndarray) -> np.ndarray:
-    """Of length 1, [N, H]."""
+    """The vectors [N, H] scaled to length 1."""
     return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
 
 
@@ -125,7 +125,7 @@ class SentenceSettings:
     include_prompt: bool = True
 
     def prompt(self, name: str | None = None) -> str:
-        """What stands before a text. Raises ValueError for an unknown name."""
+        """The prompt of this name, which stands before a text. Raises ValueError for an unknown name."""
         name = self.default_prompt if name is None else name
         if name is not None and name not in self.prompts:
             raise ValueError(f"prompt={name!r} is not one of this model's: {', '.join(self.prompts) or 'it has none'}")

@@ -167,8 +167,8 @@ class Source:
         return self.tokenizer
 
     def fingerprint(self) -> str:
-        """Hash of the weight files' names, sizes and first MiB, by which other weights at the same
-        place are told apart without reading them all."""
+        """Hash of the weight files' names, sizes and first MiB: tells other weights at the same place without reading
+        them all."""
         digest = hashlib.sha256()
         for pattern in _FILES[self.kind]:
             for path in sorted(self.directory.glob(pattern)):

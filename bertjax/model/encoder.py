@@ -162,7 +162,7 @@ class Layer(nnx.Module):
 
 @described
 class BertEncoder(Network):
-    """Embeddings and L Transformer layers (Devlin et al. 2019; original: BertModel) and what came after."""
+    """Embeddings and L Transformer layers (Devlin et al. 2019; original: BertModel), with switches of later models."""
 
     config: BertConfig
     execution: Execution = Execution()

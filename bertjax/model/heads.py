@@ -332,7 +332,7 @@ class BertForQuestionAnswering(TaskNetwork):
 
 
 def pretraining_network(config: BertConfig, nsp: bool) -> type[BertNetwork]:
-    """What is pre-trained: BERT has its pooler and NSP head always, other families where NSP is asked for."""
+    """The network that is pre-trained: BERT always has pooler and NSP head, other families only with NSP."""
     return BertForPreTraining if nsp or config.heads == "bert" else BertForMaskedLM
 
 

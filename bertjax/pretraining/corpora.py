@@ -124,7 +124,7 @@ class StoreCorpus(Corpus):
             self._refuse([f"{store.path}: {problem}" for _, problem in problems])
 
     def _look_at(self, name: str, heldout: TokenStore) -> None:
-        """Remarks what of the held-out pairs cannot be evaluated."""
+        """Notes which held-out pairs cannot be evaluated."""
         self.numbers[f"{name}, held out"] = found = self._measure(heldout)
         if self._config.data.nsp and (problem := laws.single_document(heldout)):
             self.remarks.append(f"NSP is not evaluated on {name}: {problem.partition('.')[0]}")

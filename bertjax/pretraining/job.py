@@ -270,7 +270,7 @@ def make_trainer(config: Config, mesh: Mesh) -> Trainer:
 
 
 def optimizer_text(o: OptimizerSettings) -> str:
-    """What changes the parameters, with a word on what is not as its paper has it."""
+    """The optimizer in words, with a note where it differs from its paper."""
     options = ", ".join(f"{name}={value!r}" for name, value in o.options.items())
     name = f"{o.name}({options})" if options else o.name
     text = f"{name}, learning rate {o.learning_rate:g}, {counted(o.warmup_steps, 'step')} of warm-up, {o.schedule}"

@@ -25,7 +25,7 @@ SYNC_STEPS = 16  # with several processes: steps between two readings of process
 
 @contextlib.contextmanager
 def begun() -> Iterator[None]:
-    """For a run of a process that has done something else before, such as a notebook's: it begins with the block."""
+    """For a run in a process that did something else before, such as a notebook: its clock starts with the block."""
     global _begun
     before, _begun = _begun, time.monotonic()
     _milestones.clear()
@@ -105,7 +105,7 @@ class Clock:
         return {"run/seconds": self.elapsed()}
 
     def mark(self, batch: Mapping[str, np.ndarray], place: int) -> Mapping[str, np.ndarray]:
-        """The batch with the place in the schedule that its step has, where that is not the step."""
+        """The batch with its place in the schedule, if that is not the step."""
         return batch
 
 
@@ -179,7 +179,7 @@ class Budget(Clock):
         return {**batch, POSITION: np.full(rows, place, np.int32)}
 
     def _agreed(self, seconds: float) -> float:
-        """Process 0's reading."""
+        """The reading of process 0."""
         if self._processes == 1:
             return seconds
         from jax.experimental import multihost_utils  # a peer measured with a Budget has no jax

@@ -154,7 +154,7 @@ def wait_for_all(what: str) -> None:
 
 
 def part() -> None:
-    """Leaves the run together with its other processes: jax would abort those that are later than process 0."""
+    """Leaves the run together with its other processes: jax would abort those that end after process 0."""
     if jax.distributed.is_initialized():
         jax.distributed.shutdown()
 
@@ -223,7 +223,7 @@ def not_waiting_after_errors() -> Iterator[None]:
 
 
 def lost_peer(error: BaseException | None) -> BaseException | None:
-    """The error, or one that it came from, that says that another process of the run is gone."""
+    """The error (or a cause of it) that says that another process of the run is gone."""
     while error is not None and jax.distributed.is_initialized():
         if isinstance(error, Exception) and _LOST.match(str(error)):
             return error
@@ -296,7 +296,7 @@ def _telling(
     give_up: Callable[[], None] | None = None,
     delay_s: float = 0.0,
 ) -> Iterator[None]:
-    """Says on stderr what the block waits for, after `delay_s` and from time to time; then gives up."""
+    """Prints on stderr what the block waits for, after `delay_s` and from time to time; then gives up."""
     done, begin = threading.Event(), time.monotonic()
 
     def tell() -> None:

@@ -24,7 +24,8 @@ class PortTaken(OSError):
 
 
 class Meeting:
-    """One process's part in the meeting; the arguments are those of the command line. `status`: what is waited for."""
+    """The part of one process in the meeting; the arguments are those of the command line. `status`: what is waited
+    for."""
 
     def __init__(self, coordinator: str, processes: int, process_id: int):
         host, _, port = coordinator.rpartition(":")

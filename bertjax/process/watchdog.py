@@ -45,7 +45,7 @@ class Watchdog:
             threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
     def doing(self, what: str, suspects: str, patiently: bool = False) -> None:
-        """Says that what went before is done, and `what` begins, such as 'step 12'.
+        """Notes that the activity before has ended and `what` begins, such as 'step 12'.
 
         Args:
           suspects: what hangs, if that does not end.
@@ -55,7 +55,7 @@ class Watchdog:
         self._now = _Activity(what, suspects, limit_s)
 
     def stop(self) -> None:
-        """No longer watches."""
+        """Ends the watch."""
         self._stopped.set()
 
     def _watch(self) -> None:
@@ -70,7 +70,7 @@ class Watchdog:
                 self._end(now, silent_s)
 
     def _end(self, activity: _Activity, silent_s: float) -> NoReturn:
-        """Without cleaning up: what hangs would hang that."""
+        """Ends the process without cleaning up, which might hang too."""
         limit = f"{SETTING}={self.limit_s:g}"
         if activity.limit_s > self.limit_s:
             limit = f"{activity.limit_s:g} s, more only by {SETTING}"

@@ -99,7 +99,7 @@ def _lock(path: str, directory: epath.Path) -> None:
 
 @contextlib.contextmanager
 def released(workdir: epath.Path) -> Iterator[None]:
-    """What is claimed below `workdir` is free for other processes after this block: the process goes on after its run.
+    """After this block, what was claimed below `workdir` is free again: a notebook goes on after its run.
 
     Raises ValueError where another thread is in such a block.
     """

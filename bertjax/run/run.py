@@ -53,7 +53,7 @@ class Job(Protocol):
         """The state to go on from: restored if `resumed_from` says so, else fresh."""
 
     def facts(self) -> list[Line]:
-        """Of the start-up screen: data, length, optimizer."""
+        """Lines of the start-up screen: data, length, optimizer."""
 
     def record(self, directory: pathlib.Path) -> None:
         """Writes the files that tell which run the directory holds (workdir.py)."""
@@ -62,7 +62,7 @@ class Job(Protocol):
         """Metrics of a state at a place in the schedule; may raise EarlyStop."""
 
     def finish(self, state: TrainState, logbook: Logbook, clock: Clock) -> Any:
-        """Says what came out and writes it to the directory of the logbook; all processes call it."""
+        """Prints the results and writes them to the directory of the logbook; all processes call it."""
 
 
 class OutputError(RuntimeError):

@@ -20,7 +20,7 @@ from bertjax.training.loop import EarlyStop
 
 @jax.jit
 def copy(tree: Any) -> Any:
-    """The tree in memory of its own."""
+    """A copy of the tree in memory of its own."""
     return jax.tree.map(jnp.copy, tree)
 
 

@@ -112,7 +112,7 @@ def read_conll(path: pathlib.Path) -> list[Sentence]:
 
 
 def _check_first_column(path: pathlib.Path, sentences: Sequence[Sentence], columns: Sequence[set[str]]) -> None:
-    """ValueError where the first column says which word it is, or of which document, and not what.
+    """Raises ValueError if the first column numbers the words or names their document, instead of holding the words.
 
     Beside a column of words numbers are not words; alone with the tags, only if they count.
     """
@@ -144,7 +144,7 @@ def in_columns(*columns: Sequence[str] | None) -> str:
 
 
 def check_tags(sentences: Sequence[Sentence]) -> None:
-    """ValueError that says where, for a tag that is not an entity's."""
+    """Raises ValueError, with file and line, for a tag that is not an entity tag."""
     for sentence in sentences:
         for tag in sentence.tags or ():
             try:

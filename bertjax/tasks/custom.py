@@ -129,7 +129,7 @@ class TableTask(TextTask):
         )
 
     def _check_separator(self, records: Sequence[Record]) -> None:
-        """ValueError where another character than '|' seems to part the labels."""
+        """Raises ValueError if another character than '|' seems to separate the labels."""
         if self.separator is not None or any(len(record.label) > 1 for record in records):
             return
         names = {record.label[0] for record in records if record.label}
@@ -177,7 +177,7 @@ class TableTask(TextTask):
 
 
 def _listed(text: str) -> list[str] | None:
-    """The names in a list as JSON or Python write it; None if it is none of them."""
+    """The names in a list as JSON or Python write it; None if it is no such list."""
     if not _LIST.fullmatch(text):
         return None
     with contextlib.suppress(ValueError):

@@ -18,7 +18,7 @@ MANY = 500  # texts from which on the tokenizer's compiled code is worth its sta
 
 
 def require_segments(config: BertConfig, tokenizer: Tokenizer) -> None:
-    """Raises ValueError where the tokenizer numbers the two texts of a pair and the model has one number."""
+    """Raises ValueError if the tokenizer numbers the two texts of a pair and the model has one segment only."""
     if config.type_vocab_size == 1 and tokenizer.layout.second:
         raise ValueError(
             "this model has one segment (type_vocab_size=1), so it cannot read pairs "
@@ -30,7 +30,7 @@ def require_segments(config: BertConfig, tokenizer: Tokenizer) -> None:
 
 
 def trim_lengths(first: int, second: int, room: int) -> tuple[int, int]:
-    """Lengths of two segments that fit `room`: the longer one loses, the second one on a tie.
+    """Lengths of two segments cut to fit `room`: the longer one is cut first, the second one if they are equal.
 
     Source: _truncate_seq_pair of the original run_classifier.py.
     """
@@ -95,7 +95,7 @@ def window_starts(tokens: int, room: int, stride: int) -> list[int]:
 
 
 def most_context(starts: Sequence[int], room: int, tokens: int) -> np.ndarray:
-    """[tokens]: the window that shows most of a token's surroundings, the first of equals.
+    """[tokens]: for each token the window with the most context around it, the first of equal ones.
 
     Worth of a window to a token: the smaller of its left and right context plus 0.01 of the window's length
     (run_squad.py of google-research/bert, _check_is_max_context).
@@ -119,7 +119,7 @@ class WordRow(NamedTuple):
 
 
 def word_rows(tokenizer: Tokenizer, words: Sequence[str], max_length: int, all_present: bool) -> list[WordRow]:
-    """At least one row; every word is answered for in exactly one, which shows most around it.
+    """One row or more; each word is answered in exactly one, the one with the most context around it.
 
     Windows overlap by half. A word of characters that the tokenizer drops is in none of them, or, with all_present, is
     an unknown token.
@@ -185,7 +185,7 @@ def passage_tokens(tokenizer: Tokenizer, passage: str) -> tuple[np.ndarray, np.n
 
 
 def _past_blanks(passage: str) -> np.ndarray:
-    """[len(passage) + 1]: where each character that is white space, or the one after it, first is none."""
+    """[len(passage) + 1]: the place of each character or, if it is white space, of the next one that is not."""
     places = np.arange(len(passage) + 1)
     for run in re.finditer(r"\s+", passage):
         places[run.start() : run.end()] = run.end()

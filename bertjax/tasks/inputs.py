@@ -138,7 +138,7 @@ def _remembered(task: str, memory: Remembered) -> tuple[str, ...] | None:
 
 
 def _check_parts(file: str, task: str, lines: Sequence[str], wanted: int | None) -> None:
-    """ValueError for plain lines of another number of texts than the task, or the model, takes."""
+    """Raises ValueError for lines with another number of texts than the task or the model takes."""
     counts = [line.count("\t") + 1 for line in lines]
     if task == "classify":
         fits = {wanted} if wanted else {1, 2}
@@ -288,7 +288,7 @@ class Output:
         return {"prediction": next(iter(values.values())) if len(values) == 1 else values}
 
     def close(self) -> None:
-        """Writes what only the end makes whole."""
+        """Writes what can only be written at the end."""
         if self._kind == "json":
             json.dump(self._answers, self._stream, indent=1, ensure_ascii=False)
             self._stream.write("\n")

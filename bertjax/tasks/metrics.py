@@ -220,7 +220,7 @@ def pearson(gold, predicted) -> float:
 
 
 def _centred(values: np.ndarray) -> np.ndarray:
-    """Around 0 and at most 1, so that values near 1e-200 or 1e308 neither under- nor overflow."""
+    """Centred at 0 and scaled to at most 1, so that values near 1e-200 or 1e308 neither under- nor overflow."""
     if np.abs(values).max() > 1e150:  # their sum might
         values = values * 2.0**-600
     values = values - values.mean()

@@ -66,7 +66,7 @@ def prepare(config: Config, workdir: str, mesh: Any = None) -> Suite:
 
 
 def data_of(data: str, name: str) -> str:
-    """The folder with all tasks, which each finds its own in, or the configuration of hf:NAME."""
+    """The folder with all tasks, in which each finds its own, or the task's configuration of hf:NAME."""
     return f"{data},{name}" if is_name(data) else data
 
 

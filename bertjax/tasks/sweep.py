@@ -181,14 +181,14 @@ def _mean(row: Sequence[Outcome]) -> float:
 
 
 def best_outcome(outcomes: Sequence[Outcome]) -> Outcome:
-    """The single best run on dev, as the paper selects; one that failed only where all did."""
+    """The single best run on dev, as the paper selects; a failed one only if all failed."""
     if not outcomes:
         raise ValueError("the search has no finished run")
     return max(outcomes, key=lambda one: (FAILED not in one.flags, one.value))
 
 
 def described(setting: Setting, seed: int | None = None) -> str:
-    """The settings of a run, as a line of text has them."""
+    """The settings of a run as a line of text."""
     words = [
         counted(value, "epoch") if name == "epochs" else f"{WORDS.get(name, name)} {_cell(value)}"
         for name, value in setting.items()

@@ -104,7 +104,7 @@ def read_table(
 
 
 def _other_separator(first: Sequence[str]) -> str:
-    """What is wrong with a header of one column that holds several."""
+    """A remark on a header of one column that seems to hold several."""
     for character, name in ((";", "semicolons"), ("\t", "tabs"), (",", "commas")):
         if len(first) == 1 and character in first[0]:
             return f". Its columns are separated by {name}: save it with commas as .csv, or with tabs as .tsv"
@@ -112,7 +112,7 @@ def _other_separator(first: Sequence[str]) -> str:
 
 
 def _check_unquoted(path: pathlib.Path, lines: Sequence[tuple[int, list[str]]]) -> None:
-    """ValueError where a program that quotes cells (pandas, spreadsheets) wrote a file in which quotes are text."""
+    """Raises ValueError if a program that quotes cells (pandas, spreadsheets) wrote a file in which quotes are text."""
     with_quotes = [(line, cell) for line, cells in lines for cell in cells if '"' in cell]
     doubled = next((line for line, cell in with_quotes if '""' in cell[1:-1]), None)
     if doubled and all(map(_QUOTED.fullmatch, (cell for _, cell in with_quotes))):
@@ -201,7 +201,7 @@ class TableWriter:
 
 
 def check_tsv(columns: Sequence[str], cells: Sequence[str]) -> None:
-    """Raises ValueError for a cell with a tab or a line break, which nothing quotes there."""
+    """Raises ValueError for a cell with a tab or a line break: a TSV file has no quotes to hold them."""
     for column, cell in zip(columns, cells, strict=True):
         if any(mark in cell for mark in "\t\n\r"):
             raise ValueError(

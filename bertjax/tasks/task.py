@@ -149,7 +149,7 @@ class Task:
 
 
 def splits_in(source: str | pathlib.Path, files: Mapping[str, str] | None, usual: Mapping[str, str]) -> dict[str, str]:
-    """Split -> file in `source`, or split of the data set that it names; `usual` where `files` does not say."""
+    """Split -> file in `source`, or split of the data set that it names; `usual` for what `files` leaves out."""
     found = splits_of(str(source)) if is_name(source) else usual
     return dict(files or found)
 
@@ -179,7 +179,7 @@ def texts_of(row: Mapping[str, Any], columns: Sequence[str]) -> tuple[str, str |
 
 
 def number_of(value: Any, where: str, column: str) -> float:
-    """A finite number from a cell or JSON, whose true is none; else ValueError."""
+    """A finite number from a cell or from JSON (where true is not a number); else ValueError."""
     try:
         number = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError):

@@ -79,7 +79,7 @@ class Parser(argparse.ArgumentParser):
         return "bertjax" if name == "main" else name
 
     def _read_settings(self, found: Any, files: list[str], settings: list[str]) -> None:
-        """Puts what add_settings promises beside the flags."""
+        """Adds what `add_settings` promises to the flags."""
         from bertjax.command_line import load_config
 
         short = {name: getattr(found, flag) for flag, name in self.short.items() if getattr(found, flag) is not None}
@@ -96,7 +96,7 @@ class Parser(argparse.ArgumentParser):
         refuse(self.name, message + hint, 2)
 
     def _meant(self, unknown: str) -> str:
-        """'. Did you mean --input?' where a flag has a name like that, or of that meaning."""
+        """'. Did you mean --input?' for a flag with a similar name or the same meaning."""
         known = [name for action in self._actions for name in action.option_strings]
         name = unknown.partition("=")[0]
         alike = [f"--{other}" for names in SYNONYMS if name.lstrip("-") in names for other in sorted(names)]
@@ -162,7 +162,7 @@ def require_used(given: Iterable[str], used: Sequence[str], what: str) -> None:
 
 
 def require_other_file(file: str | None, out: str | None) -> None:
-    """Raises ValueError where --out is the --file that is read, and would take its place."""
+    """Raises ValueError if --out is the --file that is read, which it would replace."""
     if file and out and os.path.exists(out) and os.path.exists(file) and os.path.samefile(file, out):
         raise ValueError(f"--out={out} is the --file that is read, and would be lost; name another one")
 

@@ -129,7 +129,7 @@ def parse_shard(text: str | None) -> tuple[int, int] | None:
 
 
 def reading_lines(seen: Preview, flags: argparse.Namespace, tokenizer: Tokenizer) -> list[str]:
-    """How the files will be read, and warnings where that is hardly what is meant."""
+    """How the files will be read, with warnings where that is probably not what the user wants."""
     reading, formats = seen.reading, seen.formats
     guessed = "a guess by names and first bytes" if flags.format == "auto" else "as set"
     lines = [

@@ -81,7 +81,7 @@ def extend_vocabulary(loaded: LoadedModel, words: Sequence[str]) -> tuple[Loaded
 
 
 def _entries(tokenizer: Tokenizer, words: Sequence[str]) -> list[str]:
-    """The words as the tokenizer looks them up, normalised; ValueError for what it would split."""
+    """The words as the tokenizer looks them up, normalised; ValueError for those that it would split."""
     if not isinstance(tokenizer, WordPieceTokenizer):  # they become added tokens, which are looked up as they are
         if continuing := [word for word in words if word.startswith("##")]:
             raise ValueError(f"{continuing[0]!r} continues a word, which only BERT's own vocabularies can list")
@@ -182,7 +182,7 @@ def convert(
 
 
 def _check_replaceable(out: Path) -> None:
-    """ValueError for a directory that holds more than a model, all of which would be gone."""
+    """Raises ValueError for a directory that holds more than a model, since --overwrite would delete all of it."""
     held = {path.name for path in out.iterdir()} if out.is_dir() else set()
     if held and ("checkpoints" in held or not held & {"config.json", "export.json"}):
         what = "a run" if "checkpoints" in held else "no model"
@@ -246,7 +246,7 @@ def push(source: str, out: str | None, name: str, private: bool) -> str:
 
 
 def embeddings_of(flags: argparse.Namespace) -> SentenceSettings | None:
-    """What --pooling, --normalise and --max_length say. Raises ValueError for what does not go together."""
+    """What --pooling, --normalise and --max_length ask for. Raises ValueError for an impossible combination."""
     if not flags.pooling:
         if flags.normalise or flags.max_length:
             raise ValueError("--normalise and --max_length are of an embedding model: give --pooling too")

@@ -84,7 +84,7 @@ def _arrays(results: np.ndarray | Iterable[tuple[list[str], np.ndarray]]) -> dic
 
 
 def _row(result: np.ndarray | tuple[list[str], np.ndarray], layers: Sequence[int]) -> dict:
-    """What a line of JSON says of one text: its embedding, or the original's features."""
+    """The object of a JSON line for one text: its embedding, or features in the layout of the original."""
     if isinstance(result, np.ndarray):
         return {"embedding": result.tolist()}
     tokens, states = result

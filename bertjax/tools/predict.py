@@ -39,7 +39,7 @@ CHUNK = 64  # batches: enough to sort by length, few enough for the memory
 
 
 def prediction_config() -> ml_collections.ConfigDict:
-    """What holds where no setting says otherwise: few inputs, answered with all digits."""
+    """The defaults of a prediction: few inputs, answered in float32."""
     config = finetune_config()
     config.task.eval_batch_size = 32
     config.execution.dtype = "float32"
@@ -108,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 @contextlib.contextmanager
 def _located(file: str | None, first: int, last: int) -> Iterator[None]:
-    """A refusal of what is in a file says in which of its lines."""
+    """Adds to a refusal the line of the file that it is about."""
     try:
         yield
     except ValueError as error:

@@ -130,7 +130,7 @@ def run(config: Config, search: dict[str, list[Any]], seeds: range, workdir: pat
     tuner, made_for = None, None
 
     def tuner_for(settings: Config) -> Any:
-        """The tuner of the run before where only PER_RUN differs."""
+        """The tuner of the run before, if the two differ in PER_RUN only."""
         nonlocal tuner, made_for
         if settings.replace(base) != made_for:
             tuner = None  # its memory first
@@ -172,7 +172,7 @@ def _check(runs: Iterable[tuple[Mapping[str, Any], Config]], base: Mapping[str, 
 
 
 def _keep(tuner: Any, trained: Trained, workdir: pathlib.Path) -> None:
-    """Writes the best model so far and what it scored."""
+    """Writes the best model so far, with its scores."""
     from bertjax.formats.files import write_json
     from bertjax.tasks.results import result_json, save_model
 

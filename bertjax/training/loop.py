@@ -239,7 +239,8 @@ class Loop:
         return self.place >= self.last_place or (every > 0 and self.place // every > before // every)
 
     def _evaluate_late(self) -> None:
-        """Does the evaluation of the step that the run goes on from, so that all is as if no signal had come."""
+        """Does the evaluation that a signal prevented at the step of the checkpoint, so that the run equals the
+        undisturbed one."""
         try:
             self.checkpoints.amend(self.step, {OWES_EVALUATION: 0.0, **self._evaluate()})
         except _StopRequested:

@@ -158,7 +158,8 @@ def make_optimizer(
 def _rule(
     settings: OptimizerSettings, decayed: Callable[[Params], Params]
 ) -> tuple[optax.GradientTransformationExtraArgs, optax.GradientTransformation]:
-    """From gradients to directions, which the learning rate is to be taken off: what has a state, and what has none."""
+    """The part with a state and the part without one, from gradients to the directions that the learning rate
+    multiplies."""
     decay = optax.add_decayed_weights(settings.weight_decay, decayed)
     if settings.name == "adamw":
         return _adam(settings), decay
@@ -324,7 +325,7 @@ def first_match(rules: Rules, path: str, default: float) -> float:
 
 
 def check_rules(rules: Rules, paths: Sequence[str] | Mapping[str, Any]) -> None:
-    """Refuses a rule that matches nothing, which is a mistyped pattern rather than a wish."""
+    """Refuses a rule that matches no parameter: its pattern is mistyped."""
     for pattern, value in rules:
         if not any(re.search(pattern, path) for path in paths):
             shown = ", ".join(list(paths)[:5])

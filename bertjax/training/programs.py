@@ -179,7 +179,7 @@ class Program:
 
 
 def _shapes(arguments: tuple[Any, ...]) -> Hashable:
-    """Of all arguments but the first: the parameters, or the state, keep their shapes."""
+    """Shapes of all arguments but the first: parameters and state never change theirs."""
     return tuple((leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(arguments[1:]))
 
 

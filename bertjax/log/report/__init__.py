@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def as_warning(what: str) -> Iterator[None]:
-    """An error inside is one line that begins with `what`: nothing that is only looked at may end a run."""
+    """Turns an error in the block into a warning that begins with `what`: a report that fails must not end a run."""
     try:
         yield
     except Exception as error:

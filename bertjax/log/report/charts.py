@@ -130,7 +130,7 @@ def _rate_tokens(records: Sequence[Mapping[str, Any]]) -> Knots:
 
 
 def _times(records: Sequence[Mapping[str, Any]]) -> Knots:
-    """Never backwards, as the clock of a machine may go."""
+    """The times of the records, without the steps back that the clock of a machine may make."""
     times: dict[int, float] = {}
     latest = None
     for record in records:
@@ -141,7 +141,7 @@ def _times(records: Sequence[Mapping[str, Any]]) -> Knots:
 
 
 def thin(points: Sequence[tuple[int, float]], limit: int = MAX_POINTS) -> list[tuple[int, float]]:
-    """At most about `limit` points, of each stretch the least and the greatest: spikes stay."""
+    """About `limit` points at most: the least and the greatest of each stretch, so that spikes stay."""
     if len(points) <= limit:
         return list(points)
     size = -(-len(points) * 2 // limit)

@@ -64,7 +64,7 @@ def _calibration(runs: Sequence[Run]) -> Plot:
 
 
 def _thresholds(runs: Sequence[Run]) -> Plot:
-    """SQuAD 2.0: the scores by the odds of no answer up to which an answer is given."""
+    """SQuAD 2.0: the scores at every threshold for "no answer"."""
     series: list[dict[str, Any]] = []
     notes = []
     for number, run, curve in _details(runs, "threshold_curve"):
