@@ -5,6 +5,7 @@ Out: the step to go on from; a refusal that lists what differs; or the old run d
 
 import contextlib
 import pathlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -72,6 +73,11 @@ def step_to_resume(config: Config, workdir: epath.Path) -> int | None:
         # A launcher repeats the command after a pre-emption, which must then go on and not overwrite what it has begun.
         own = begun.get("resume") == "overwrite" and not (workdir / "model").exists()
         if config.resume == "overwrite" and not (own and not resume_conflicts(begun, config)):
+            start = pathlib.Path(re.sub(r"@\d+$", "", config.init_from)).expanduser().resolve()
+            here = pathlib.Path(workdir).resolve()
+            if config.init_from and start in (here, here / "model"):
+                what = f"config.init_from={config.init_from} is of the run that config.resume='overwrite' deletes"
+                raise ValueError(f"{what}; choose another --workdir")
             return None
         newest = checkpoints.latest()
     if newest is None:

@@ -182,8 +182,8 @@ def convert(
 
 
 def _check_replaceable(out: Path) -> None:
-    """Raises ValueError for a directory that holds more than a model, since --overwrite would delete all of it."""
-    held = {path.name for path in out.iterdir()} if out.is_dir() else set()
+    """Raises ValueError for a file, or a directory that holds more than a model: --overwrite would delete it."""
+    held = {path.name for path in out.iterdir()} if out.is_dir() else {""} if out.exists() else set()
     if held and ("checkpoints" in held or not held & {"config.json", "export.json"}):
         what = "a run" if "checkpoints" in held else "no model"
         raise ValueError(f"{out} holds {what}, and --overwrite would delete all of it; choose another --out")

@@ -1,5 +1,7 @@
 """What a run has written down of itself, damaged: file and remedy are named, nothing is guessed."""
 
+import os
+
 import numpy as np
 import pytest
 from etils import epath
@@ -84,6 +86,15 @@ def test_a_model_that_is_of_no_run_is_not_written_over(tmp_path, kept, resumes):
     with pytest.raises(ValueError, match=r"belongs to a model that this run would overwrite"):
         step_to_resume(resumed(resumes), epath.Path(tmp_path))
     assert file.read_text() == '{"model_type": "bert"}'
+
+
+@pytest.mark.parametrize("start", ["{}", "{}@7", "{}/model", "{}/link"])
+def test_the_run_that_a_new_one_starts_from_is_not_deleted_for_it(workdir, start):
+    os.symlink(workdir, workdir / "link")
+    overwriting = resumed("overwrite").replace({"init_from": start.format(workdir)})
+    with pytest.raises(ValueError, match="is of the run that config.resume='overwrite' deletes; choose another"):
+        step_to_resume(overwriting, workdir)
+    assert step_to_resume(overwriting.replace({"init_from": f"{workdir}/other"}), workdir) is None
 
 
 def test_a_run_that_was_ended_before_its_first_checkpoint_starts_afresh(tmp_path):
