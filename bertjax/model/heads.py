@@ -36,6 +36,8 @@ from bertjax.model.outputs import STYLES, DeepClassifier, MlmHead, Pooler, cls_v
 from bertjax.model.paths import unflatten
 from bertjax.model.presets import BertConfig, Execution
 
+OF_WORDS = ("encoder/embeddings/word_embeddings", "mlm/bias")  # parameters with a row for each word
+
 
 @described
 class BertNetwork(Network):
@@ -377,7 +379,7 @@ def parameter_shapes(model: Network) -> dict[str, Any]:
 def with_rows(flat: Mapping[str, Any], rows: int) -> dict[str, Any]:
     """{path: parameter} with `rows` rows of the vocabulary: cut, or padded with zeros."""
     changed = {}
-    for path in ("encoder/embeddings/word_embeddings", "mlm/bias"):
+    for path in OF_WORDS:
         if path in flat and len(table := flat[path]) != rows:
             table = np.asarray(table)[:rows]
             changed[path] = np.pad(table, [(0, rows - len(table))] + [(0, 0)] * (table.ndim - 1))

@@ -29,8 +29,8 @@ from bertjax.interop.card import model_card
 from bertjax.interop.huggingface import class_name, is_hugging_face, write_directory
 from bertjax.interop.loading import ARCHITECTURES, TASKS, LoadedModel, largest_difference, load_model
 from bertjax.interop.sentence_transformers import POOLINGS, SentenceSettings, normalise
-from bertjax.model.heads import BertForMaskedLM, BertForPreTraining, TaskNetwork
-from bertjax.model.paths import flatten
+from bertjax.model.heads import OF_WORDS, BertForMaskedLM, BertForPreTraining, TaskNetwork, with_rows
+from bertjax.model.paths import flatten, unflatten
 from bertjax.model.positions import EXTENSIONS
 from bertjax.tokenization import Tokenizer, WordPieceTokenizer
 from bertjax.tools.arguments import make_parser, refusals
@@ -64,20 +64,13 @@ def extend_vocabulary(loaded: LoadedModel, words: Sequence[str]) -> tuple[Loaded
     larger = old.extended(added)
     pieces = [_pieces(old, word) for word in added]
     size = max(loaded.config.vocab_size, len(vocabulary) + len(added))
-    params = jax.tree.map(np.asarray, loaded.params)
-    tables = [(params["encoder"]["embeddings"], "word_embeddings")]
-    if "mlm" in params:
-        tables.append((params["mlm"], "bias"))
-    for parent, name in tables:
-        table = parent[name]
-        grown = np.zeros((size, *table.shape[1:]), np.float32)
-        grown[: len(table)] = table
+    flat = with_rows(flatten(loaded.params), size)
+    for path in flat.keys() & {*OF_WORDS}:
+        table = flat[path] = np.array(flat[path])  # a copy, to write to
         for i, ids in enumerate(pieces, start=len(vocabulary)):
-            grown[i] = table[ids].mean(axis=0)
-        parent[name] = grown
-    config = dataclasses.replace(loaded.config, vocab_size=size)
-    model = loaded.model.clone(config=config)
-    return dataclasses.replace(loaded, model=model, params=params, tokenizer=larger), len(added)
+            table[i] = table[ids].mean(axis=0)
+    model = loaded.model.clone(config=dataclasses.replace(loaded.config, vocab_size=size))
+    return dataclasses.replace(loaded, model=model, params=unflatten(flat), tokenizer=larger), len(added)
 
 
 def _entries(tokenizer: Tokenizer, words: Sequence[str]) -> list[str]:
