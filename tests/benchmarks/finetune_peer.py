@@ -10,6 +10,7 @@ so that both sides see the same windows. Scores are computed by the same code on
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 import tempfile
@@ -57,11 +58,14 @@ def rows_of(task: Any, split: str, work: Work, tokenizer: Any) -> tuple[Any, lis
         if task.head == "spans" and not training:  # Trainer scores only what has labels
             rows = [row | {"start_positions": 0, "end_positions": 0} for row in rows]
         return records, features, rows
+    from bertjax.tasks.task import label_places
+
     first = [record.text_a for record in records.records]
     pairs = records.records[0].text_b is not None
     second = [record.text_b for record in records.records] if pairs else None
     encoded = tokenizer(first, second, truncation=True, max_length=work.max_length)
-    features = [task._gold(record) for record in records.records]
+    place = functools.partial(label_places(task.labels), what="label")
+    features = [task.kind_of_head.gold(record.label, place, task.outputs) for record in records.records]
     names = [name for name in tokenizer.model_input_names if name in encoded]
     columns = [encoded[name] for name in names]
     rows = [
