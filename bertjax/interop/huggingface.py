@@ -27,6 +27,8 @@ from bertjax.model.model_types import OWN, TYPES
 from bertjax.model.paths import flatten
 from bertjax.model.presets import BertConfig
 from bertjax.tokenization import Tokenizer
+from bertjax.tokenization.description import of_wordpiece
+from bertjax.tokenization.wordpiece import WordPieceTokenizer
 
 _LFS_POINTER = b"version https://git-lfs"
 # Parts of names where torch's wrappers were saved with the model: DataParallel before every name, others anywhere.
@@ -326,6 +328,12 @@ def write_directory(
         write_json(directory / "config.json", values, indent=2)
         if tokenizer is not None:
             tokenizer.save(directory, config.max_position_embeddings, segments=config.type_vocab_size > 1)
+            if (
+                model_type != OWN
+                and TYPES[model_type].only_tokenizer_json
+                and isinstance(tokenizer, WordPieceTokenizer)
+            ):
+                write_json(directory / "tokenizer.json", of_wordpiece(tokenizer), indent=2, ensure_ascii=False)
         if sentence is not None:
             sentence.write(directory, config.hidden_size)
         if card is not None:

@@ -34,6 +34,7 @@ class ModelType:
       one_value: keys that may have one value only, beside those of every type.
       harmless: keys that change nothing, beside those of every type.
       special: keys for ids of the tokenizer's special tokens, whose defaults are those of the published models.
+      only_tokenizer_json: transformers has no tokenizer class of this type: it reads tokenizer.json and no vocab.txt.
       read: changes the dictionary of a file before its keys are read, write that of a file to be.
     """
 
@@ -44,6 +45,7 @@ class ModelType:
     one_value: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     harmless: Sequence[str] = ()
     special: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    only_tokenizer_json: bool = False
     read: Callable[[Fields], Fields] = dict
     write: Callable[[Fields], Fields] = dict
 
@@ -201,6 +203,7 @@ TYPES: dict[str, ModelType] = {
             "reference_compile repad_logits_with_grad layer_norm_eps type_vocab_size embedding_dropout"
         ).split(),
         special=_ENDS | {"cls_token_id": "cls_token", "sep_token_id": "sep_token"},
+        only_tokenizer_json=True,
         read=_read_modernbert,
         write=_write_modernbert,
     ),

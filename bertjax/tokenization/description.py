@@ -13,7 +13,7 @@ from typing import Any
 from bertjax.formats.files import read_json
 from bertjax.tokenization.hub import named_errors, parse
 from bertjax.tokenization.tokenizer import CONFIG_FILE, SPECIAL_NAMES, USUAL_NAMES, Layout
-from bertjax.tokenization.wordpiece import MAX_WORD_CHARS
+from bertjax.tokenization.wordpiece import MAX_WORD_CHARS, WordPieceTokenizer
 
 SPECIALS_FILE = "special_tokens_map.json"  # where old versions of transformers name the specials
 ADDED_FILE = "added_tokens.json"
@@ -151,6 +151,22 @@ def of_vocab(pieces: list[str], stored: Mapping[str, Any], source: Path) -> dict
             "vocab": {piece: i for i, piece in enumerate(pieces)},
         },
     }
+
+
+def of_wordpiece(tokenizer: WordPieceTokenizer) -> dict[str, Any]:
+    """The tokenizer.json of a vocab.txt, for programs that read no other file."""
+    made = of_vocab(list(tokenizer.vocab), tokenizer.special_tokens, Path())
+    made["normalizer"] |= {
+        "lowercase": tokenizer.do_lower_case,
+        "strip_accents": tokenizer.strip_accents,
+        "handle_chinese_chars": tokenizer.tokenize_chinese_chars,
+    }
+    ids = made["model"]["vocab"]
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False) | {"special": True}
+    specials = sorted(tokenizer.special_tokens.values(), key=ids.get)
+    made["added_tokens"] = [{"id": ids[token], "content": token, **flags} for token in specials]
+    made["post_processor"] = bert_template(tokenizer.special_tokens, ids)
+    return made
 
 
 def read_description(path: Path) -> dict[str, Any]:

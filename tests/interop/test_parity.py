@@ -9,7 +9,10 @@ from bertjax.interop import load_model
 from bertjax.interop.huggingface import write_directory
 from bertjax.interop.names import hugging_face_place
 from bertjax.model.paths import flatten
+from bertjax.tokenization import WordPieceTokenizer, load_tokenizer
 from bertjax.training.losses import classification_sums, mean
+from tests import families
+from tests.families import MODEL_TYPES
 
 torch = pytest.importorskip("torch", reason="parity needs the [parity] extra")
 transformers = pytest.importorskip("transformers", reason="parity needs the [parity] extra")
@@ -189,13 +192,18 @@ def test_loss_and_every_gradient_of_a_pretraining_step(shape, tmp_path, record_p
     record_property(f"{shape} gradient", worst)
 
 
-def test_the_real_tokenizer_files_load_in_auto_tokenizer(tmp_path):
-    from bertjax.tokenization import WordPieceTokenizer
-
-    torch_model("tiny").save_pretrained(tmp_path / "in")
+@pytest.mark.parametrize("options", [{"do_lower_case": True}, {"do_lower_case": False, "strip_accents": True}])
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_a_wordpiece_vocabulary_loads_in_auto_tokenizer_beside_any_model_type(tmp_path, model_type, options):
+    families.torch_model(model_type, "ForMaskedLM", pad_token_id=0).save_pretrained(tmp_path / "in")
     loaded = load_model(tmp_path / "in")
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "##s", "sat", "."]
-    tokenizer = WordPieceTokenizer(words, do_lower_case=True)
-    write_directory(tmp_path / "out", loaded.config, loaded.params, "BertForPreTraining", tokenizer)
-    auto = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
-    assert auto("The cats sat.")["input_ids"] == [2, *tokenizer.encode("The cats sat."), 3]
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "The", "cat", "##s", "sat", "e", ".", "\u4e2d"]
+    tokenizer = WordPieceTokenizer(words, **options)
+    write_directory(tmp_path / "out", loaded.config, loaded.params, "BertForMaskedLM", tokenizer)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    ours = load_tokenizer(tmp_path / "out")
+    assert ours.fingerprint == tokenizer.fingerprint
+    for text in ("The cats \u00e9 sat.", "the\u4e2d[MASK] cat"):
+        assert theirs(text)["input_ids"] == [2, *ours.encode(text, keep_special_tokens=True), 3]
+    assert theirs("the", "cat").input_ids == ours.layout.join(ours.encode("the"), ours.encode("cat"))[0].tolist()
+    assert theirs.mask_token_id == ours.mask_id and theirs.pad_token_id == ours.pad_id
