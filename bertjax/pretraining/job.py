@@ -43,6 +43,10 @@ NO_CORPUS = (
     "build_corpus --input='corpus/*.txt' --tokenizer=vocab --output=store, and give --config.data.corpus=store; or try "
     "the embedded demo corpus: --config=configs/demo.py"
 )
+NO_SEGMENTS = (
+    "next-sentence pairs without segment embeddings (model.type_vocab_size=0): after such a run tasks that compare two "
+    "texts score several points lower (docs/benchmarks.md). Set model.type_vocab_size=2 or data.nsp=False"
+)
 
 
 class Evaluation(NamedTuple):
@@ -235,6 +239,8 @@ class PretrainingJob:
             lines = [("export", export), *lines]
         lines += [("text", fact) for fact in corpus.facts()]
         lines += [("warning", remark) for remark in corpus.remarks]
+        if config.data.nsp and not self.model_config.type_vocab_size:
+            lines.append(("warning", NO_SEGMENTS))
         for number, (phase, (steps, length, rows, _)) in enumerate(zip(self.phases, phases(config), strict=True), 1):
             text = (
                 f"steps {phase.until_step - steps + 1:,} to {phase.until_step:,}: {rows} x {length} = "

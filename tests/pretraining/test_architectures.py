@@ -63,6 +63,14 @@ def test_the_run_says_at_its_start_what_it_exports(config, tmp_path, network, ns
     assert export in dict(pretraining.prepare(frozen(config), str(tmp_path)).facts())["export"]
 
 
+@pytest.mark.parametrize("nsp, segments, warned", [(True, 0, True), (True, 2, False), (False, 0, False)])
+def test_pairs_without_segment_embeddings_are_warned_of_at_the_start(config, tmp_path, nsp, segments, warned):
+    config.model.update(SMALL | {"type_vocab_size": segments})
+    config.data.nsp = nsp
+    told = [text for name, text in pretraining.prepare(frozen(config), str(tmp_path)).facts() if name == "warning"]
+    assert any("model.type_vocab_size=2" in text for text in told) == warned
+
+
 def test_bert_is_exported_without_a_word(config, tmp_path):
     config.model.update(SMALL)
     assert "export" not in dict(pretraining.prepare(frozen(config), str(tmp_path)).facts())

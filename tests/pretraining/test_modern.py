@@ -39,7 +39,7 @@ def test_sizes_and_tokens_are_the_published_ones(variants, parameters, tokens, d
     assert sum(phase.steps * phase.rows * phase.length for phase in [*short, long]) == pytest.approx(tokens, rel=0.01)
     decayed = config.optimizer.decay_share * total_steps(config) * long.rows * long.length
     assert decayed == pytest.approx(decay)
-    assert config.data.nsp == ("nsp" in variants)
+    assert config.data.nsp == ("nsp" in variants) == (config.model.type_vocab_size == 2)
 
 
 def test_a_miniature_trains_through_its_phases_and_transformers_gives_its_logits(random_store, tmp_path):
