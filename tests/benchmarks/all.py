@@ -80,6 +80,7 @@ PIECES = {
     "step-base": Piece("step base-128x256 base-512x64", 4),
     "step-large": Piece("step large-128x128 large-512x32", 5),
     "modern-1024": Piece("modern full-1024x32 text-1024x32", 3),
+    "modern-articles": Piece("modern article-8192x4 --peer_compile=layers --store={store}", 2),
     "modern-8192": Piece("modern full-8192x4 --peer_compile=layers", 2),
     "modern-8192-flex": Piece("modern full-8192x4 --peer_attention=flex_attention", 3),
     "packed": Piece("packed --store={store}", 4),

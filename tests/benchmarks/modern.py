@@ -2,12 +2,14 @@
 
     python -m tests.benchmarks.modern                                       full rows and texts in rows of 1,024
     python -m tests.benchmarks.modern full-8192x4 --peer_compile=layers     compiled as a whole it needs over 140 GB
+    python -m tests.benchmarks.modern article-8192x4 --store=STORE
     python -m tests.benchmarks.modern full-64x4 text-64x4 --miniature       a rehearsal, on a CPU too
 
-modernbert-base, bf16, 30 % of the tokens predicted, AdamW. `full` rows hold one text each. `text`: random texts of a
-sixth to three fifths of a row, here several a row and attention confined to each, in transformers one a row, padded.
-Counted are the tokens that are not padding, and the model FLOPs of the texts by themselves. Prints a line as soon as
-a round is timed, then a table; writes modern.json into --out.
+modernbert-base, bf16, 30 % of the tokens predicted, AdamW. `full` rows hold one text each. `text`: texts of a sixth to
+three fifths of a row; `article`: texts as long as documents of the store, cut at the length of a row. Of these bertjax
+has several in a row, attention confined to each, and transformers one in a row, padded. All words are random. Counted
+are the tokens that are not padding, and the model FLOPs of the texts by themselves. Prints a line as soon as a round
+is timed, then a table; writes modern.json into --out.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ import numpy as np
 
 from bertjax import markdown
 from bertjax.data.rows import pairs_per_row
+from bertjax.data.store import TokenStore
 from bertjax.model.presets import BertConfig, modern
 from bertjax.model.size import flops_per_row
 from tests.benchmarks import harness
@@ -36,15 +39,17 @@ PAD, CLS, SEP, MASK, FIRST_WORD = 0, 2, 3, 4, 5  # as the tokenizer of tools/pla
 SHORTEST, LONGEST = 170 / 1024, 600 / 1024  # of a text, as shares of a row
 BASE, MINIATURE = modern(22, 768, 1152, vocab_size=50_368), modern(4, 64, 96, vocab_size=512)
 OURS, PEER = "bertjax", "transformers"
+KINDS = ("full", "text", "article")
 
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """Rows of one text or of several: 'full-1024x32', 'text-1024x32'."""
+    """Rows of one text or of several: 'full-1024x32', 'text-1024x32', 'article-8192x4'."""
 
     kind: str
     length: int
     rows: int
+    store: str = ""  # of the articles
 
     @property
     def name(self) -> str:
@@ -54,17 +59,32 @@ class Workload:
     def parse(cls, text: str) -> Workload:
         kind, _, shape = text.partition("-")
         length, _, rows = shape.partition("x")
-        if kind not in ("full", "text") or not (length.isdigit() and rows.isdigit()):
-            raise argparse.ArgumentTypeError(f"workload {text!r} is not full-LENGTHxROWS or text-LENGTHxROWS")
+        if kind not in KINDS or not (length.isdigit() and rows.isdigit()):
+            raise argparse.ArgumentTypeError(
+                f"workload {text!r} is not KIND-LENGTHxROWS, KIND one of {', '.join(KINDS)}"
+            )
         return cls(kind, int(length), int(rows))
+
+    @property
+    def several(self) -> bool:
+        """Whether bertjax puts several texts into a row."""
+        return self.kind != "full"
+
+    def drawn(self) -> list[int]:
+        """Lengths of more texts than the rows hold."""
+        random, count = np.random.default_rng(0), 4 * self.rows
+        if self.kind == "text":
+            low, high = int(SHORTEST * self.length), int(LONGEST * self.length)
+            return [int(n) for n in random.integers(low, high + 1, count)]
+        store = TokenStore(self.store)
+        documents = random.choice(store.num_documents, count, replace=False)
+        return [min(self.length, 2 + sum(map(len, store.document(i)))) for i in documents]
 
     def texts(self, packed: bool) -> list[list[int]]:
         """The lengths of the texts in each row."""
-        if self.kind == "full":
+        if not self.several:
             return [[self.length]] * self.rows
-        random = np.random.default_rng(0)
-        low, high = int(SHORTEST * self.length), int(LONGEST * self.length)
-        drawn = [int(n) for n in random.integers(low, high + 1, 4 * self.rows)]
+        drawn = self.drawn()
         if not packed:
             return [[n] for n in drawn[: self.rows]]
         rows: list[list[int]] = [[] for _ in range(self.rows)]
@@ -105,6 +125,22 @@ class Workload:
 DEFAULT = ("full-1024x32", "text-1024x32")
 
 
+def add_workloads(parser: argparse.ArgumentParser, default: Sequence[str] = ()) -> None:
+    """The flags that all sides have."""
+    parser.add_argument("workloads", nargs="*", type=Workload.parse, default=[Workload.parse(name) for name in default])
+    parser.add_argument("--store", default="", help="token store whose documents are the articles")
+    parser.add_argument("--miniature", action="store_true", help="4 layers of width 64")
+
+
+def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The arguments, in which each workload knows the store."""
+    args = parser.parse_args(argv)
+    if not args.store and any(work.kind == "article" for work in args.workloads):
+        parser.error("--store=STORE is missing: the lengths of articles are those of its documents")
+    args.workloads = [dataclasses.replace(work, store=args.store) for work in args.workloads]
+    return args
+
+
 class Side:
     """A process that compiles steps, then times them when it is told to."""
 
@@ -138,8 +174,7 @@ def serve(ready: Mapping[str, Any], time_round: Any) -> None:
 def side_parser(name: str, doc: str | None) -> argparse.ArgumentParser:
     """The command line of a side."""
     parser = harness.make_parser(name, doc)
-    parser.add_argument("workloads", nargs="+", type=Workload.parse)
-    parser.add_argument("--miniature", action="store_true")
+    add_workloads(parser)
     return parser
 
 
@@ -154,7 +189,7 @@ def line(
 
 def main(argv: list[str]) -> None:
     parser = harness.make_parser("modern", __doc__)
-    parser.add_argument("workloads", nargs="*", type=Workload.parse, default=[Workload.parse(name) for name in DEFAULT])
+    add_workloads(parser, DEFAULT)
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("bench"))
     parser.add_argument("--steps", type=int, default=8, help="timed steps of a round, one by one and again in a row")
     parser.add_argument("--rounds", type=int, default=3)
@@ -169,10 +204,9 @@ def main(argv: list[str]) -> None:
         help="what torch.compile gets; layer by layer, all layers share the masks of attention",
     )
     parser.add_argument("--profile", action="store_true", help="milliseconds of bertjax's step by kind of kernel")
-    parser.add_argument("--miniature", action="store_true", help="4 layers of width 64")
-    args = parser.parse_args(argv)
+    args = parse(parser, argv)
     began, config = time.monotonic(), MINIATURE if args.miniature else BASE
-    options = ["--miniature"] * args.miniature
+    options = ["--miniature"] * args.miniature + [f"--store={args.store}"] * bool(args.store)
 
     def say(text: str) -> None:
         print(f"[{time.monotonic() - began:4.0f} s] {text}", flush=True)
@@ -208,7 +242,7 @@ def main(argv: list[str]) -> None:
                         say(f"{work.name}: {error}")
                         continue
                     found.setdefault(work.name, {}).setdefault(who, []).append(result)
-                    tokens, flops = work.work(config, packed=who == OURS and work.kind == "text")
+                    tokens, flops = work.work(config, packed=who == OURS and work.several)
                     say("  ".join(line(work.name, who, result["step_seconds"], result, tokens, flops, peak)))
     finally:
         for side in sides:
@@ -224,7 +258,7 @@ def main(argv: list[str]) -> None:
             for kernel in rounds[-1].get("kernels", []):
                 print(kernel)
             seconds = statistics.median(each["step_seconds"] for each in rounds)
-            tokens, flops = work.work(config, packed=who == OURS and work.kind == "text")
+            tokens, flops = work.work(config, packed=who == OURS and work.several)
             rates[who] = tokens / seconds
             cells = line(work.name, who, seconds, rounds[-1], tokens, flops, peak)
             lines.append((*cells[:4], f"{rates[OURS] / rates[PEER]:.2f}" if len(rates) == 2 else "-", *cells[4:]))

@@ -25,7 +25,7 @@ def settings(work: Workload, config: BertConfig) -> list[str]:
         *(f"--config.model.{name}={fields[name]}" for name, _ in walk(ModelSettings) if name in fields),
         f"--config.phases=((1000000, {work.length}),)",
         f"--config.batch_size={work.rows}",
-        f"--config.data.packed={work.kind == 'text'}",
+        f"--config.data.packed={work.several}",
         "--config.data.nsp=False",
         f"--config.masking.rate={modern.RATE}",
     ]
@@ -38,17 +38,16 @@ def program(work: Workload, config: BertConfig) -> Program:
     from bertjax.tools.stages import stages
     from tests.benchmarks.jax_step import random_params
 
-    packed = work.kind == "text"
     checked = configurations([], ["bertjax:base"], settings(work, config))["bertjax:base"]
     (stage,) = stages(checked, jax.devices())
     params = random_params(stage.trainer.abstract_state(stage.objective).params)
-    return Program(work.name, stage, work.batch(config, packed), params)
+    return Program(work.name, stage, work.batch(config, work.several), params)
 
 
 def main() -> None:
     parser = modern.side_parser("modern_bertjax", __doc__)
     parser.add_argument("--profile", action="store_true")
-    args = parser.parse_args()
+    args = modern.parse(parser)
     config = modern.MINIATURE if args.miniature else modern.BASE
 
     import jax

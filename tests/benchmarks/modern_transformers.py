@@ -30,7 +30,7 @@ def tensors(work: Workload, config: BertConfig, device: str) -> dict[str, Any]:
         labels[row, chosen] = ids[row, chosen]
         ids[row, chosen] = modern.MASK
     arrays = {"input_ids": ids, "labels": labels}
-    if work.kind == "text":
+    if work.several:
         arrays["attention_mask"] = batch["attention_mask"]
     return {name: torch.from_numpy(array.astype(np.int64)).to(device) for name, array in arrays.items()}
 
@@ -39,7 +39,7 @@ def main() -> None:
     parser = modern.side_parser("modern_transformers", __doc__)
     parser.add_argument("--compile", default="model", choices=("model", "layers", "none"))
     parser.add_argument("--attention", default="sdpa")
-    args = parser.parse_args()
+    args = modern.parse(parser)
     (work,), config = args.workloads, modern.MINIATURE if args.miniature else modern.BASE
 
     import torch
