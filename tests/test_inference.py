@@ -427,7 +427,7 @@ def test_one_input_is_answered_as_a_list_of_it_and_a_path_as_its_model(pretraine
 
 
 def test_a_loaded_model_is_shown_in_one_line(pretrained, directory):
-    assert repr(pretrained) == ("<BertForPreTraining: 2 layers x 24, 0.0 M parameters, 12 uncased words>")
+    assert repr(pretrained) == ("<BertForPreTraining: 2 layers x 24, 11,663 parameters, 12 uncased words>")
     labelled = dataclasses.replace(head(directory, "token-classification"), labels={0: "O"})
     assert repr(labelled).endswith("12 uncased words, labels O>")
 

@@ -30,6 +30,7 @@ from bertjax.model.lookup import check_ids
 from bertjax.model.outputs import STYLES
 from bertjax.model.paths import flatten, unflatten
 from bertjax.model.presets import BertConfig, Execution
+from bertjax.model.size import parameters_text
 from bertjax.tokenization import Tokenizer
 
 # task name -> model; the class names are transformers' architecture names.
@@ -257,12 +258,16 @@ class LoadedModel:
         if self.tokenizer is not None:
             casing = "uncased" if self.tokenizer.do_lower_case else "cased"
             words = f"{self.tokenizer.vocab_size:,} {casing} words"
-        count = sum(x.size for x in jax.tree.leaves(self.params))
         labels = f", labels {', '.join(self.labels.values())}" if self.labels else ""
         return (
             f"<{type(self.model).__name__}: {c.num_hidden_layers} layers x {c.hidden_size}, "
-            f"{count / 1e6:,.1f} M parameters, {words}{labels:.200}>"
+            f"{self.size}, {words}{labels:.200}>"
         )
+
+    @property
+    def size(self) -> str:
+        """'110.1 M parameters'."""
+        return parameters_text(sum(x.size for x in jax.tree.leaves(self.params)))
 
     @property
     def config(self) -> BertConfig:

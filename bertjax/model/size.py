@@ -35,6 +35,11 @@ def parameter_count(config: BertConfig, heads: tuple[str, ...] = PRETRAINING_HEA
     return count
 
 
+def parameters_text(count: int) -> str:
+    """'110.1 M parameters', '48,320 parameters'."""
+    return f"{count / 1e6:,.1f} M parameters" if count >= 1e5 else f"{count:,} parameters"
+
+
 def flops_per_row(config: BertConfig, seq_length: int, predictions: int = 0, nsp: bool = True) -> float:
     """Model FLOPs of forward and backward for one row (backward = 2 x forward).
 

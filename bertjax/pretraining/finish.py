@@ -21,7 +21,7 @@ from bertjax.interop.card import model_card
 from bertjax.log.logbook import Logbook, read_records
 from bertjax.log.report.runs import STARTS_FILE
 from bertjax.model.model_types import OWN
-from bertjax.model.size import parameter_count
+from bertjax.model.size import parameter_count, parameters_text
 from bertjax.run.run import model_text
 from bertjax.training import sharding
 from bertjax.training.loop import NotFiniteError
@@ -154,10 +154,10 @@ def card(job: PretrainingJob, step: int, told: list[str], examples: list[dict[st
     start = f"the weights of `{epath.Path(config.init_from).name}`" if config.init_from else "random weights"
     objective = "the next token of a text" if model.is_decoder else "masked words"
     objectives = f"{objective} and next sentences" if config.data.nsp else objective
-    size = parameter_count(model, job.heads)
+    size = parameters_text(parameter_count(model, job.heads))
     summary = (
         f"A BERT with {model.num_hidden_layers} layer{'s' * (model.num_hidden_layers > 1)} of width "
-        f"{model.hidden_size}, {model.num_attention_heads} heads and {size / 1e6:.1f} M parameters, "
+        f"{model.hidden_size}, {model.num_attention_heads} heads and {size}, "
         f"pre-trained from {start} to predict {objectives}."
     )
     if not config.data.nsp and "pooler" in job.heads:

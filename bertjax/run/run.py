@@ -20,7 +20,7 @@ from bertjax.formats import hub
 from bertjax.log.logbook import Logbook
 from bertjax.log.report import as_warning, write_report
 from bertjax.model.presets import BertConfig, Execution
-from bertjax.model.size import PRETRAINING_HEADS, parameter_count
+from bertjax.model.size import PRETRAINING_HEADS, parameter_count, parameters_text
 from bertjax.process.clock import Budget, Clock, reach
 from bertjax.process.distributed import wait_for_all
 from bertjax.run.checkpoint import Checkpoints
@@ -203,5 +203,5 @@ def model_text(config: BertConfig, heads: tuple[str, ...] = PRETRAINING_HEADS) -
     """Size of the network; `heads` are those counted among its parameters."""
     return (
         f"L={config.num_hidden_layers} H={config.hidden_size} A={config.num_attention_heads} "
-        f"F={config.intermediate_size} V={config.vocab_size:,}: {parameter_count(config, heads) / 1e6:.1f} M parameters"
+        f"F={config.intermediate_size} V={config.vocab_size:,}: {parameters_text(parameter_count(config, heads))}"
     )

@@ -19,7 +19,7 @@ from bertjax.formats.files import write_json
 from bertjax.interop.card import model_card
 from bertjax.interop.huggingface import class_name, write_directory
 from bertjax.log.report import as_warning
-from bertjax.model.size import parameter_count
+from bertjax.model.size import parameter_count, parameters_text
 from bertjax.tasks.kinds import KINDS
 from bertjax.tasks.make import plain, to_remember
 from bertjax.tasks.shown import on_map, shown
@@ -143,7 +143,7 @@ def card(tuner: FineTuner, result: Mapping[str, Any]) -> str:
     start = "/".join(origin.parts[-2:]) if origin.name == "model" else origin.name
     summary = (
         f"A BERT with {model.num_hidden_layers} layers of width {model.hidden_size} and "
-        f"{parameter_count(model, heads=('pooler',)) / 1e6:.1f} M parameters, fine-tuned from the "
+        f"{parameters_text(parameter_count(model, heads=('pooler',)))}, fine-tuned from the "
         f"weights of `{start}` for the task {task.name} ({task.head.replace('_', ' ')})."
     )
     if task.labels:

@@ -19,7 +19,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from bertjax.data.opening import read_lines
@@ -134,8 +133,8 @@ def convert(
         task = task or "features"
         longer["reinitialise_head"] = task == "features"
     before = after = load_model(source, task, **longer)
-    name, size = class_name(before.config, architecture(before))[0], _millions(before)
-    say(f"read    {source}: {name}, {size:,.1f} M parameters, {time.monotonic() - started:.1f} s")
+    name = class_name(before.config, architecture(before))[0]
+    say(f"read    {source}: {name}, {before.size}, {time.monotonic() - started:.1f} s")
     longest = before.config.max_position_embeddings
     if embeddings and (embeddings.max_length or 0) > longest:
         raise ValueError(f"--max_length={embeddings.max_length} exceeds the {longest} positions of {source}")
@@ -189,10 +188,6 @@ def architecture(loaded: LoadedModel) -> str:
     return next((name for name in named if ARCHITECTURES.get(name) is kind), kind.__name__)
 
 
-def _millions(loaded: LoadedModel) -> float:
-    return sum(x.size for x in jax.tree.leaves(loaded.params)) / 1e6
-
-
 def _check_bits(written: Mapping[str, Any], read: Mapping[str, Any]) -> None:
     ours, theirs = flatten(written), flatten(read)
     different = [path for path in ours if not np.array_equal(ours[path], theirs.get(path))]
@@ -210,7 +205,7 @@ def _card(loaded: LoadedModel, source: str, sentence: SentenceSettings | None) -
     return model_card(
         Path(source).name,
         name,
-        f"{_millions(loaded):.1f} M parameters, converted from `{Path(source).name}`.",
+        f"{loaded.size}, converted from `{Path(source).name}`.",
         recipe=recipe,
         fill_mask=masked and not loaded.config.is_decoder,
         mask_token="[MASK]" if tokenizer is None else tokenizer.id_to_token(tokenizer.mask_id),

@@ -19,7 +19,7 @@ import numpy as np
 from bertjax.config import Config, phases
 from bertjax.data.rows import pairs_per_row
 from bertjax.model.presets import BertConfig, Execution
-from bertjax.model.size import flops_per_row, parameter_count
+from bertjax.model.size import flops_per_row, parameter_count, parameters_text
 from bertjax.pretraining import job as pretraining
 from bertjax.pretraining.objective import make_objective
 from bertjax.process import hardware
@@ -226,7 +226,7 @@ def _stage(
         dict(mesh.shape),
         trainer.accumulation,
         f"L={model.num_hidden_layers} H={model.hidden_size} A={model.num_attention_heads} "
-        f"F={model.intermediate_size} V={model.vocab_size:,}, {parameter_count(model) / 1e6:.1f} M parameters",
+        f"F={model.intermediate_size} V={model.vocab_size:,}, {parameters_text(parameter_count(model))}",
         f"{execution.dtype}, layers {execution.layers}, remat {execution.remat}",
         execution.remat,
         *map(size, (state.params, state.opt_state, batch)),
