@@ -193,8 +193,8 @@ def parse_manifest(content: bytes, path: str) -> dict[str, Any]:
             f"{path}: format {manifest.get('format')!r} version {manifest.get('version')!r}, this program reads "
             f"{FORMAT!r} version {VERSION}; build the store again"
         )
-    if "parts" not in manifest:
-        raise ValueError(f"{path}: built by an earlier version, without a hash of each file; build the store again")
+    if missing := sorted({"parts", "duplicate_share", "seen_ever", "seen_in_epoch", "worst"} - manifest.keys()):
+        raise ValueError(f"{path}: built by an earlier version (no {', '.join(missing)}); build the store again")
     if manifest.get("manifest_hash") != manifest_hash(manifest):
         raise damaged("its own hash differs")
     if not _is_complete(manifest):

@@ -159,9 +159,10 @@ def test_a_missing_file_is_refused_by_name(store, name):
         TokenStore(store)
 
 
-def test_a_store_of_an_earlier_version_is_refused_with_the_remedy(store):
+@pytest.mark.parametrize("name", ["parts", "duplicate_share", "seen_in_epoch", "worst"])
+def test_a_store_of_an_earlier_version_is_refused_with_the_remedy(store, name):
     manifest = json.loads((store / "manifest.json").read_text())
-    del manifest["parts"], manifest["manifest_hash"]
+    del manifest[name], manifest["manifest_hash"]
     (store / "manifest.json").write_bytes(to_json(manifest))
     with pytest.raises(ValueError, match="earlier version.*build the store again"):
         TokenStore(store)
