@@ -171,7 +171,8 @@ def read_manifest(path: str | os.PathLike[str]) -> dict[str, Any]:
     except (FileNotFoundError, NotADirectoryError):
         problem = "no token store here (no manifest.json); make one with python -m bertjax.tools.build_corpus"
         if (path / "build.json").exists():
-            problem = "the build of this token store is unfinished; run the same build_corpus command again to finish"
+            again = "run the same build_corpus command again"
+            problem = f"the build of this token store is unfinished, or was refused; {again} to finish it or to see why"
         raise ValueError(f"{path}: {problem}") from None
     return parse_manifest(content, str(path))
 
