@@ -255,11 +255,9 @@ def _attend_backward(spec, residuals, do):
         # (8 % of the kernel) than this pass over memory. The keys' bias has no gradient unless they are
         # turned: it adds the same to all scores of a query, which softmax does not see.
         (joined,) = gradients
-        of_queries, of_keys, of_values = (
-            jnp.sum(joined[:, :, part].astype(jnp.float32), axis=(0, 1)) if part != 1 or turn else None
-            for part in range(3)
-        )
-        dbias = jnp.stack([of_queries, jnp.zeros_like(of_queries) if of_keys is None else of_keys, of_values])
+        parts = (0, 1, 2) if turn else (0, 2)
+        summed = {part: jnp.sum(joined[:, :, part].astype(jnp.float32), axis=(0, 1)) for part in parts}
+        dbias = jnp.stack([summed.get(part, jnp.zeros_like(summed[0])) for part in range(3)])
         gradients = (joined.reshape(*joined.shape[:2], -1),)
     return None, None, dbias, None, *gradients
 
