@@ -136,7 +136,7 @@ def run(name: str, given: Mapping[str, str], out: pathlib.Path) -> dict[str, Any
         "commands": [f"python -m tests.benchmarks.{each}" for each in shown_command(name).split(" && ")],
         "code": source_digest(),
         "commit": given["commit"],
-        **machine(),
+        **machine(PIECES[name].gpus),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "seconds": round(time.monotonic() - started),
         "tables": found,
@@ -169,13 +169,13 @@ def cards() -> list[str]:
     return [line.strip() for line in told.splitlines() if line.strip()]
 
 
-def machine() -> dict[str, str]:
-    """The card and the versions of a record."""
+def machine(gpus: int) -> dict[str, str]:
+    """The cards, of which a piece uses `gpus`, and the versions of a record."""
     versions = []
     for package in ("jax", "torch", "transformers"):
         with contextlib.suppress(metadata.PackageNotFoundError):
             versions.append(f"{package} {metadata.version(package)}")
-    names = cards() or [platform.processor() or platform.machine()]
+    names = cards()[:gpus] or [platform.processor() or platform.machine()]
     return {"card": f"{len(names)} x {names[0]}" if len(names) > 1 else names[0], "versions": ", ".join(versions)}
 
 
