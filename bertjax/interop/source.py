@@ -215,6 +215,15 @@ def _tell_once(text: str) -> None:
     log.warning("%s", text)
 
 
+def step_of_run(path: str | Path) -> tuple[Path, int | None]:
+    """(the work directory, step) of WORKDIR@STEP where that is a run; (path, None) of another path."""
+    path = Path(path).expanduser()
+    name, _, step = path.name.rpartition("@")
+    if not path.exists() and step.isdecimal() and (path.parent / name / "checkpoints").is_dir():
+        return path.parent / name, int(step)
+    return path, None
+
+
 def _recognise(path: Path) -> Source:
     sentence = sentence_transformers.read(path) if path.is_dir() else None
     directory = path if sentence is None else sentence.directory
@@ -235,11 +244,11 @@ def _recognise(path: Path) -> Source:
         return _finetuned(path)
     if (path / "checkpoints").is_dir():
         return _run(path)
-    workdir, _, step = path.name.rpartition("@")
-    if step.isdigit() and (path.parent / workdir / "checkpoints").is_dir():
-        if (path.parent / workdir / "finetune.json").is_file():
-            raise LoadError(f"{path}: the model of a fine-tuning run is its best one, {path.parent / workdir}")
-        return _run(path.parent / workdir, int(step))
+    workdir, step = step_of_run(path)
+    if step is not None:
+        if (workdir / "finetune.json").is_file():
+            raise LoadError(f"{path}: the model of a fine-tuning run is its best one, {workdir}")
+        return _run(workdir, step)
     from bertjax.interop import tf1  # late: it imports numba
 
     prefix = tf1.find_prefix(path)

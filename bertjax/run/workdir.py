@@ -5,7 +5,6 @@ Out: the step to go on from; a refusal that lists what differs; or the old run d
 
 import contextlib
 import pathlib
-import re
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -15,6 +14,7 @@ from etils import epath
 
 from bertjax.config import Config, differences, resume_conflicts
 from bertjax.formats.files import parse_json, write_json, write_whole
+from bertjax.interop.source import step_of_run
 from bertjax.log.report.runs import STARTS_FILE
 from bertjax.run.checkpoint import Checkpoints
 from bertjax.training.programs import DIRECTORY as PROGRAMS_DIRECTORY
@@ -73,7 +73,7 @@ def step_to_resume(config: Config, workdir: epath.Path) -> int | None:
         # A launcher repeats the command after a pre-emption, which must then go on and not overwrite what it has begun.
         own = begun.get("resume") == "overwrite" and not (workdir / "model").exists()
         if config.resume == "overwrite" and not (own and not resume_conflicts(begun, config)):
-            start = pathlib.Path(re.sub(r"@\d+$", "", config.init_from)).expanduser().resolve()
+            start = step_of_run(config.init_from)[0].resolve()
             here = pathlib.Path(workdir).resolve()
             if config.init_from and start in (here, here / "model"):
                 what = f"config.init_from={config.init_from} is of the run that config.resume='overwrite' deletes"

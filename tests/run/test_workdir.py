@@ -88,13 +88,20 @@ def test_a_model_that_is_of_no_run_is_not_written_over(tmp_path, kept, resumes):
     assert file.read_text() == '{"model_type": "bert"}'
 
 
-@pytest.mark.parametrize("start", ["{}", "{}@7", "{}/model", "{}/link"])
+@pytest.mark.parametrize("start", ["{}", "{}@7", "{}@7/", "{}/model", "{}/link", "{}/link@7"])
 def test_the_run_that_a_new_one_starts_from_is_not_deleted_for_it(workdir, start):
     os.symlink(workdir, workdir / "link")
     overwriting = resumed("overwrite").replace({"init_from": start.format(workdir)})
     with pytest.raises(ValueError, match="is of the run that config.resume='overwrite' deletes; choose another"):
         step_to_resume(overwriting, workdir)
     assert step_to_resume(overwriting.replace({"init_from": f"{workdir}/other"}), workdir) is None
+
+
+def test_a_run_whose_name_ends_like_a_step_is_not_deleted_for_one_that_starts_from_it(workdir):
+    named = epath.Path(os.fspath(workdir) + "@7")
+    os.rename(workdir, named)
+    with pytest.raises(ValueError, match="is of the run that config.resume='overwrite' deletes; choose another"):
+        step_to_resume(resumed("overwrite").replace({"init_from": str(named)}), named)
 
 
 def test_a_run_that_was_ended_before_its_first_checkpoint_starts_afresh(tmp_path):
