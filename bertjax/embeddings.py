@@ -12,7 +12,8 @@ import numpy as np
 from bertjax.forward import Row, make_rows, run
 from bertjax.inference import Model, listed, opened
 from bertjax.interop import sentence_transformers as sentences
-from bertjax.interop.loading import LoadedModel, load_model
+from bertjax.interop.loaded import LoadedModel
+from bertjax.interop.loading import load_model
 from bertjax.interop.sentence_transformers import POOLINGS, SentenceSettings
 from bertjax.model import heads
 

@@ -24,7 +24,8 @@ from bertjax.config import FREE, Config
 from bertjax.config_checks import check_config, check_name
 from bertjax.formats.checkpoint import resolve_directory
 from bertjax.formats.files import parse_json, scratch_directory
-from bertjax.interop.loading import LoadedModel, load_model
+from bertjax.interop.loaded import LoadedModel
+from bertjax.interop.loading import load_model
 from bertjax.interruption import one_line
 from bertjax.log import notebook
 from bertjax.log.logbook import METRICS_FILE, read_records

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from bertjax import jax_settings
-from bertjax.interop.loading import LoadedModel
+from bertjax.interop.loaded import LoadedModel
 from bertjax.tasks.batches import INPUTS, evaluation_batches, of_examples
 from bertjax.tasks.encoding import pair_rows, require_segments
 from bertjax.tasks.shapes import SHORTEST, Shape, slots

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 
 from bertjax.forward import Row, make_rows, run
-from bertjax.interop.loading import LoadedModel, load_model
+from bertjax.interop.loaded import LoadedModel
+from bertjax.interop.loading import load_model
 from bertjax.model import heads
 from bertjax.tasks.encoding import passage_tokens, passage_windows, word_rows
 from bertjax.tasks.make import remembered

@@ -14,7 +14,8 @@ import numpy as np
 from bertjax import inference
 from bertjax.data import objects
 from bertjax.interop import loading
-from bertjax.interop.loading import LoadedModel, load_model, open_source
+from bertjax.interop.loaded import LoadedModel
+from bertjax.interop.loading import load_model, open_source
 from bertjax.log import notebook
 from bertjax.model import heads
 from bertjax.tasks.inputs import COLUMNS

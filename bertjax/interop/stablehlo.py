@@ -23,7 +23,7 @@ from jax import export
 
 from bertjax.formats.arrays import read_safetensors
 from bertjax.formats.files import whole_directory
-from bertjax.interop.loading import LoadedModel, largest_difference
+from bertjax.interop.loaded import LoadedModel, largest_difference
 from bertjax.model.paths import flatten, unflatten
 from bertjax.model.presets import Execution
 

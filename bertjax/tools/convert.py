@@ -26,7 +26,8 @@ from bertjax.formats import hub
 from bertjax.interop import LoadError
 from bertjax.interop.card import model_card
 from bertjax.interop.huggingface import class_name, is_hugging_face, write_directory
-from bertjax.interop.loading import ARCHITECTURES, TASKS, LoadedModel, largest_difference, load_model
+from bertjax.interop.loaded import LoadedModel, largest_difference
+from bertjax.interop.loading import ARCHITECTURES, TASKS, load_model
 from bertjax.interop.sentence_transformers import POOLINGS, SentenceSettings, normalise
 from bertjax.model.heads import OF_WORDS, BertForMaskedLM, BertForPreTraining, TaskNetwork, with_rows
 from bertjax.model.paths import flatten, unflatten

@@ -89,7 +89,7 @@ def test_the_same_file_computes_them_on_a_gpu(exported):
 
 
 def test_windows_and_rotary_positions_are_exported_for_rows_of_every_length(tmp_path):
-    from bertjax.interop.loading import LoadedModel
+    from bertjax.interop.loaded import LoadedModel
     from bertjax.interop.stablehlo import export_model
     from bertjax.model.heads import BertForMaskedLM, init_params
     from bertjax.model.presets import modern
