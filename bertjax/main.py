@@ -51,7 +51,6 @@ def main() -> None:
     hush_closed_loops()
     with ended_by_ctrl_c():
         flags = parser().parse_args()
-        from absl import flags as absl_flags
         from absl import logging
 
         from bertjax.command_line import default_workdir, load_config
@@ -65,9 +64,6 @@ def main() -> None:
             raise ValueError(f"--wait_seconds={flags.wait_seconds} must be at least 1")
         if not flags.files:
             raise ValueError("no experiment given; try --config=configs/demo.py (all settings: --help_config)")
-        absl_flags.FLAGS.mark_as_parsed()  # else its first message is about that
-        logging.use_absl_handler()
-        logging.set_verbosity(logging.WARNING)  # libraries report every file that they write
         logging.get_absl_logger().setLevel("CRITICAL")  # orbax: 200 lines of an error that it raises too
         file = flags.files[-1]
         config = check_config(load_config(file, flags.settings))

@@ -264,3 +264,38 @@ def test_output_that_cannot_be_written_is_one_line(program):
         )
     assert done.returncode in (1, 2)
     assert done.stderr == ("bertjax: No space left on device; make room, then repeat the command\n")
+
+
+WARNS = """
+import logging
+
+def warn(*_):
+    logging.error("of a library")  # sets up a format with levels and names where there is none yet
+    logging.getLogger("bertjax.room").warning("the vocabulary was cut off")
+    raise ValueError("no more")
+
+"""
+
+
+@pytest.mark.parametrize(
+    "program, arguments",
+    [
+        (
+            "from bertjax import experiment, main\nexperiment.prepare = warn\nmain.run()",
+            ["--config=configs/base.py", "--config.data.corpus=store"],
+        ),
+        (
+            "from bertjax.tools import features\nfeatures.write_features = warn\nfeatures.main()",
+            ["--model=m", "--file=README.md", "--out=f.npz"],
+        ),
+    ],
+)
+def test_a_warning_is_one_plain_line_whatever_a_library_does_to_the_log(program, arguments):
+    done = subprocess.run(
+        [sys.executable, "-c", WARNS + program, *arguments],
+        cwd=ROOT,
+        text=True,
+        capture_output=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.stderr.splitlines()[:2] == ["of a library", "the vocabulary was cut off"], done.stderr

@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import difflib
 import functools
+import logging
 import os
 import sys
 import typing
@@ -53,6 +54,7 @@ class Parser(argparse.ArgumentParser):
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
         """The flags (of sys.argv by default). Of a flag that is given twice the last one counts."""
+        logging.basicConfig(format="%(message)s")  # warnings are plain lines, whatever a library sets up later
         args, files, settings = list(sys.argv[1:] if args is None else args), [], []
         if self.takes_settings and not {"-h", "--help"} & {*args}:
             from bertjax.command_line import split_settings  # late: most tools have no settings

@@ -71,7 +71,7 @@ def parser() -> Parser:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train, save, measure."""
     flags = parser().parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    logging.getLogger("bertjax").setLevel(logging.INFO)
     with refusals("train_vocab"), directory_for_work(flags.output):
         train(flags)
 
