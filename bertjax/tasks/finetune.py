@@ -113,9 +113,9 @@ class FineTuner:
     # --- data
 
     def read(self, split: str) -> Split:
-        """The records of a split. Raises ValueError naming a file that is not there."""
+        """The records of a split. Raises ValueError naming a file that is not there or has no rows."""
         try:
-            return self.task.read(split)
+            return self.task.rows_of(split)
         except FileNotFoundError as error:
             raise ValueError(
                 f"{error.filename} does not exist: the {split!r} split of {self.task.name} is "

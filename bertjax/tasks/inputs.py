@@ -8,6 +8,7 @@ that the suffix of the output names.
 import csv
 import itertools
 import json
+import logging
 import pathlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,7 @@ from bertjax.tasks.make import ASKED, Remembered
 from bertjax.tasks.squad import SquadTask
 from bertjax.tasks.tables import TableWriter, check_tsv, read_table
 
+log = logging.getLogger(__name__)
 Input = str | tuple[str, ...]
 
 COLUMNS = {
@@ -76,6 +78,8 @@ def read_inputs(
     found = _read_file(file, task, memory, columns, labels)
     if columns and not found.columns:
         raise ValueError(f"--columns={columns} has no effect: {file} is no table with a header of these names")
+    if not found.texts:
+        log.warning("%s holds no inputs", file)
     return found
 
 
@@ -293,4 +297,4 @@ class Output:
             json.dump(self._answers, self._stream, indent=1, ensure_ascii=False)
             self._stream.write("\n")
         elif self._kind in ("csv", "tsv") and self._table is None:
-            TableWriter(self._stream, self._kind, self._columns)  # no answer: a header alone
+            TableWriter(self._stream, self._kind, (*self._columns, _ADDED[self._task][0]))  # a header alone

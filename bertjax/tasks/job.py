@@ -199,8 +199,6 @@ def prepare_task(
             raise ValueError(f"cannot predict split {split!r}; one of {', '.join(task.splits)}")
         if split not in ("train", "dev"):
             found = tuner.read(split)  # what cannot be read, or a label that is unknown, shows now
-            if not found.records:
-                raise ValueError(f"cannot predict split {split!r}: it has no rows")
             if found.labelled:
                 tuner.data(split)
     settings = settings.replace({"init_from": tuner.load_params.path})
@@ -287,8 +285,6 @@ def evaluate(
     tuner = FineTuner(task, source.require_tokenizer(), source.config, start, settings, execution, mesh)
     params = load_pretrained_params(model_directory, tuner.model, jax.random.key(0))
     records, features = tuner.data(split)
-    if not records.records:
-        records.require_labels("evaluation")
     outputs = tuner.predict(params, features)
     if write_to is not None:
         task.write(records, features, outputs, pathlib.Path(write_to))

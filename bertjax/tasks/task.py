@@ -59,8 +59,6 @@ class Split:
 
     def require_labels(self, purpose: str) -> None:
         """Raises ValueError if the split has no gold to train on or to score with."""
-        if not self.records:
-            raise ValueError(f"split {self.name!r} has no rows, so it cannot be used for {purpose}")
         if not self.labelled:
             raise ValueError(
                 f"split {self.name!r} has no labels, so it cannot be used for {purpose}; "
@@ -93,6 +91,13 @@ class Task:
     def read(self, split: str) -> Split:
         """Reads a split. Errors name file and line."""
         raise NotImplementedError
+
+    def rows_of(self, split: str) -> Split:
+        """As `read`, and raises ValueError for a split without rows."""
+        found = self.read(split)
+        if not found.records:
+            raise ValueError(f"{self.splits[split]} has no rows, and it is the {split!r} split of {self.name}")
+        return found
 
     def features(self, split: Split, tokenizer: Tokenizer, max_length: int, training: bool) -> list[Features]:
         """Rows for the model, in record order; a record may give several (windows).
@@ -143,7 +148,7 @@ class Task:
         """The train split, from which label names are taken. Raises ValueError if it has none."""
         if "train" not in self.splits:
             raise ValueError("without a train split the task needs labels=(...)")
-        split = self.read("train")
+        split = self.rows_of("train")
         split.require_labels("training")
         return split
 

@@ -89,7 +89,7 @@ def test_a_split_that_teaches_nothing_is_refused(tmp_path):
     with pytest.raises(ValueError, match="empty.csv: no row has a label"):
         TableTask(tmp_path, {"train": "empty.csv"}, head="multilabel")
     (tmp_path / "none.csv").write_text("text,label\n")
-    with pytest.raises(ValueError, match="split 'train' has no rows"):
+    with pytest.raises(ValueError, match="none.csv has no rows, and it is the 'train' split"):
         TableTask(tmp_path, {"train": "none.csv"})
 
 

@@ -145,7 +145,7 @@ def test_a_job_writes_result_predictions_and_a_model_that_scores_the_same(start,
     assert scores["accuracy"] == pytest.approx(result["scores"]["accuracy"])
     (data / "none.tsv").write_text("text\tlabel\n")
     nothing = job.make_task("table", data, {"files": {"dev": "none.tsv"}, "labels": ("bad", "good")})
-    with pytest.raises(ValueError, match="split 'dev' has no rows, so it cannot be used for evaluation"):
+    with pytest.raises(ValueError, match="none.tsv has no rows, and it is the 'dev' split"):
         job.evaluate(nothing, workdir / "model", settings=SETTINGS, mesh=one_device())
     files = json.dumps({"files": {"dev": "dev.tsv", "test": "test.tsv"}})  # labels: the model's
     for split, gold in (("dev", True), ("test", False)):
@@ -274,7 +274,7 @@ def test_what_cannot_work_is_refused_before_anything_compiles(start, data, tmp_p
     with pytest.raises(ValueError, match="absent.tsv:2: label 'broken' is unknown"):
         prepare(table(data, **absent), predict=("test",))
     (data / "absent.tsv").write_text("text\tlabel\n")
-    with pytest.raises(ValueError, match="cannot predict split 'test': it has no rows"):
+    with pytest.raises(ValueError, match="absent.tsv has no rows, and it is the 'test' split"):
         prepare(table(data, **absent), predict=("test",))
     with pytest.raises(ValueError, match="cannot predict split 'valid'; one of train, dev, test"):
         prepare(table(data), predict=("valid",))

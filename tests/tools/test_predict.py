@@ -286,3 +286,12 @@ def test_features_reads_a_table_by_its_columns_too(tmp_path):
     lines = tmp_path / "a.txt"
     lines.write_text("a\nb\tc\n\n")
     assert read_texts(str(lines)) == ["a", ("b", "c"), ""]
+
+
+@pytest.mark.parametrize("name, text", [("in.csv", CSV.partition("\n")[0] + "\n"), ("in.txt", ""), ("in.jsonl", "\n")])
+def test_a_file_without_inputs_is_answered_by_a_header_alone_and_said(model, tmp_path, name, text, caplog):
+    model.settings = {"finetuned": REVIEWS}
+    run(tmp_path / name, text, f"--out={tmp_path / 'out.csv'}")
+    assert (tmp_path / "out.csv").read_text().startswith(text.strip())
+    assert (tmp_path / "out.csv").read_text().endswith(",prediction\n")
+    assert [record.getMessage() for record in caplog.records] == [f"{tmp_path / name} holds no inputs"]
