@@ -8,5 +8,5 @@ The way of a text through the modules, in this order:
     pairs, laws                     the sentence pairs of an epoch; what must hold of a corpus
     rows, batches                   pairs -> rows -> the batch of a step, a function of (seed, step)
     masking                         on the device: what is to be predicted
-    bert_records, bert_example      instead of all that: the original's masked records
+    bert_records                    instead of all that: the original's masked records
 """

@@ -40,12 +40,11 @@ from bertjax.tasks.best import Best, copy
 from bertjax.tasks.encoding import require_segments
 from bertjax.tasks.kinds import KINDS, TaskObjective, model_for
 from bertjax.tasks.metrics import Scores
-from bertjax.tasks.schedule import set_schedule, with_schedule_in_state
 from bertjax.tasks.shapes import Shape, Shapes
 from bertjax.tasks.task import Split, Task, cut, name_of
 from bertjax.tokenization import Tokenizer
 from bertjax.training import sharding
-from bertjax.training.optimizer import layerwise_decay_rules, make_optimizer
+from bertjax.training.optimizer import layerwise_decay_rules, make_optimizer, set_schedule, with_schedule_in_state
 from bertjax.training.programs import batch_shapes
 from bertjax.training.trainer import Phase, Trainer, TrainState
 

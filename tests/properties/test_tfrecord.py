@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertjax.data.bert_example import FIELDS, ExampleReader
-from bertjax.data.bert_records import Records
+from bertjax.data.bert_records import FIELDS, ExampleReader, Records
 from bertjax.formats.tfrecord import NO_EXAMPLE, parse_example
 from tests.tfrecords import make_example, read_records, write_records
 

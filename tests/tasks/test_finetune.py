@@ -14,11 +14,11 @@ from bertjax.model import heads
 from bertjax.model.heads import init_params
 from bertjax.model.layers import described
 from bertjax.model.presets import BertConfig
-from bertjax.tasks import finetune, kinds, results, schedule
+from bertjax.tasks import finetune, kinds, results
 from bertjax.tasks.custom import TableTask
 from bertjax.tokenization import WordPieceTokenizer
 from bertjax.training import sharding
-from bertjax.training.optimizer import learning_rate_schedule
+from bertjax.training.optimizer import learning_rate_schedule, rate_at
 
 VOCAB = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film", "a", "the", "very"]
 CONFIG = BertConfig(
@@ -75,7 +75,7 @@ def test_the_schedule_in_the_state_equals_the_compiled_one(name, warmup):
     expected = learning_rate_schedule(name, 3e-5, warmup, 40)
     for step in range(42):
         np.testing.assert_allclose(
-            schedule.rate_at(name, numbers, step, OptimizerSettings.decay_share), expected(step), rtol=1e-6, atol=1e-12
+            rate_at(name, numbers, step, OptimizerSettings.decay_share), expected(step), rtol=1e-6, atol=1e-12
         )
 
 

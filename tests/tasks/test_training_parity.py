@@ -13,10 +13,9 @@ from bertjax.model.kernels import dropout_bits
 from bertjax.model.presets import BertConfig, Execution
 from bertjax.tasks.batches import TrainingBatches
 from bertjax.tasks.kinds import TaskObjective, model_for
-from bertjax.tasks.schedule import set_schedule, with_schedule_in_state
 from bertjax.tasks.shapes import Shape
 from bertjax.training import sharding
-from bertjax.training.optimizer import make_optimizer
+from bertjax.training.optimizer import make_optimizer, set_schedule, with_schedule_in_state
 from bertjax.training.trainer import DROPOUT, Trainer
 
 HEADS = {

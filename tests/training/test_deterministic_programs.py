@@ -19,9 +19,8 @@ from bertjax.model.kernels import compiler_options
 from bertjax.model.presets import BertConfig, Execution
 from bertjax.pretraining import job as pretraining
 from bertjax.tasks.kinds import TaskObjective, model_for
-from bertjax.tasks.schedule import with_schedule_in_state
 from bertjax.training import sharding
-from bertjax.training.optimizer import make_optimizer
+from bertjax.training.optimizer import make_optimizer, with_schedule_in_state
 from bertjax.training.trainer import Trainer
 
 ROWS, LENGTH = 16, 128
