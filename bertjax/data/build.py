@@ -8,10 +8,8 @@ missing. `finish_store` (splits.py) then reads the shards' small tables: removes
 splits by the hash of the text, and writes the manifest last.
 """
 
-import contextlib
 import dataclasses
 import errno
-import fcntl
 import functools
 import hashlib
 import json
@@ -21,21 +19,19 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from bertjax.config import flatten
 from bertjax.data import laws
 from bertjax.data import store as stores
+from bertjax.data.build_directory import BESIDE, clear, is_beginning, is_begun, locked, prepare, replace_by
 from bertjax.data.documents import Document, settled
 from bertjax.data.named import open_pieces
 from bertjax.data.shards import ShardMaker, ShardTask, make_here, read_shard_record, write_shard
 from bertjax.data.sources import Extent, Reading, plan_extents, resolve
 from bertjax.data.splits import BuildSettings, check_unknown_rate, finish_store
-from bertjax.data.verification import STAMPS
 from bertjax.formats.files import read_json
 from bertjax.tokenization import Tokenizer, load_tokenizer
-
-LOCK = "build.lock"  # held while a directory is written to
 
 
 class Progress(NamedTuple):
@@ -73,7 +69,8 @@ def build_store(
       tokenizer: a tokenizer, or what `bertjax.tokenization.load_tokenizer` takes.
       workers: processes. Spawned, so a script that calls this needs `if __name__ == "__main__"`.
       reading: format, field, language ... of the files.
-      overwrite: throw away what `out_dir` holds, instead of going on with it or refusing.
+      overwrite: replace what `out_dir` holds, instead of going on with it or refusing. A finished store stays until
+        the new one is whole.
       shard: (i, n): make every n-th shard from i on and return {} unless all shards are then there; for n machines that
         share a directory. The one that finds all shards whole finishes.
       progress, on_plan: called after each shard, and with (files, bytes) before the first.
@@ -90,6 +87,11 @@ def build_store(
         raise ValueError("give either patterns of files or documents, not both or neither")
     if shard is not None and not 0 <= shard[0] < shard[1]:
         raise ValueError(f"shard {shard[0]}/{shard[1]}: i must be in 0..n-1")
+    if shard is not None and overwrite:
+        raise ValueError(
+            f"shard {shard[0]}/{shard[1]} does not go with overwrite, which would delete what the other machines have "
+            f"made: delete {out_dir} once, then build without it"
+        )
     out_dir = Path(out_dir).expanduser()
     if isinstance(tokenizer, (str, os.PathLike)):
         tokenizer = load_tokenizer(tokenizer)
@@ -105,21 +107,28 @@ def build_store(
     try:
         if (done := _finished(out_dir, build, overwrite, in_memory)) is not None:
             return done
-        with _locked(out_dir, shared=shard is not None):
-            _prepare(out_dir, build, tokenizer, overwrite or in_memory)
+        with locked(out_dir, shared=shard is not None):
+            replaces = overwrite and (out_dir / "manifest.json").exists()
+            place = out_dir / BESIDE if replaces else out_dir
+            prepare(place, build, tokenizer, in_memory or overwrite and not (replaces and is_begun(place, build)))
             try:
                 if documents is not None:
-                    shards = _build_from_memory(documents, tokenizer, out_dir, options)
+                    shards = _build_from_memory(documents, tokenizer, place, options)
                 else:
                     todo = range(len(plan))[shard[0] :: shard[1]] if shard else range(len(plan))
                     make_shards = make_shards or functools.partial(make_here, workers=workers)
-                    shards = _build_shards(plan, todo, tokenizer, out_dir, options, reading, make_shards, progress)
+                    shards = _build_shards(plan, todo, tokenizer, place, options, reading, make_shards, progress)
                     if shards is None and shard is not None:
                         return {}
                 sources = [[extent.path for extent in extents] for extents in plan]
-                return finish_store(out_dir, len(plan) if shards is None else shards, build, options, sources)
+                manifest = finish_store(place, len(plan) if shards is None else shards, build, options, sources)
+                if replaces:
+                    replace_by(out_dir, place)
+                return manifest
             except ValueError:
-                if shard is None:  # others may be at work on it
+                if replaces:
+                    shutil.rmtree(place)
+                elif shard is None:  # others may be at work on it
                     stores.write_json(out_dir / "build.json", build | {"refused": True})
                 raise
     except OSError as error:
@@ -169,7 +178,7 @@ def _finished(out_dir: Path, build: dict[str, Any], overwrite: bool, in_memory: 
     ours = json.loads(stores.to_json(build))
     manifest, begun = out_dir / "manifest.json", out_dir / "build.json"
     held = [path for path in (manifest, begun) if path.exists()]
-    if not held and out_dir.exists() and not all(map(_is_beginning, out_dir.iterdir())):
+    if not held and out_dir.exists() and not all(map(is_beginning, out_dir.iterdir())):
         raise ValueError(f"{out_dir} is not empty and holds no token store; choose another directory")
     if in_memory and manifest.exists() and not overwrite:  # no telling whether it is the same text
         raise ValueError(f"{out_dir} holds a token store; choose another directory, or overwrite")
@@ -189,7 +198,7 @@ def _finished(out_dir: Path, build: dict[str, Any], overwrite: bool, in_memory: 
         if key.split(".")[0] in ours and old.get(key) != new.get(key)
     ]
     if differing and not finished and theirs.get("refused"):
-        _clear(out_dir)
+        clear(out_dir)
     elif differing:
         raise ValueError(
             f"{out_dir} holds {'a token store' if finished else 'a begun build'} of other input or settings:\n  "
@@ -199,88 +208,11 @@ def _finished(out_dir: Path, build: dict[str, Any], overwrite: bool, in_memory: 
     return stores.TokenStore(out_dir).manifest if finished else None
 
 
-def _is_beginning(path: Path) -> bool:
-    """Whether the directory holds no more than a build leaves that was killed at its start."""
-    if path.name == "shards" and path.is_dir():
-        return not any(path.iterdir())
-    return path.name == LOCK or path.name.startswith("build.json.")
-
-
 def _read_begun(path: Path) -> dict[str, Any]:
     try:
         return read_json(path, dict)
     except ValueError as error:
         raise ValueError(f"{error}; start the build again (--overwrite)") from None
-
-
-@contextlib.contextmanager
-def _locked(out_dir: Path, shared: bool) -> Iterator[None]:
-    """Keeps other builds out of the directory, but for those that share its shards. The lock ends with the process.
-
-    What a killed build left half-written is removed where no other one is at work.
-    """
-    (out_dir / "shards").mkdir(parents=True, exist_ok=True)
-    with open(out_dir / LOCK, "ab") as file:
-        try:
-            alone = _lock(file, fcntl.LOCK_EX, 0 if shared else 1)
-            if not alone and not (shared and _lock(file, fcntl.LOCK_SH)):
-                raise ValueError(
-                    f"another build is writing to {out_dir}; wait until it has ended, or end it. (Several machines "
-                    "share a build with --shard=i/n)"
-                )
-        except OSError:  # a file system without locks: names of their own keep writers apart
-            alone = False
-        if alone:
-            for path in [*out_dir.glob("*.tmp"), *out_dir.glob("shards/*.tmp")]:
-                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-            if shared:
-                _lock(file, fcntl.LOCK_SH)
-        yield
-
-
-def _lock(file: IO[bytes], mode: int, seconds: float = 1) -> bool:
-    """Tries to lock for as long as a killed process may need to end; returns whether it succeeded."""
-    deadline = time.monotonic() + seconds
-    while True:
-        try:
-            fcntl.flock(file, mode | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                return False
-            time.sleep(0.05)
-
-
-def _clear(out_dir: Path) -> None:
-    """Throws away what the directory holds, the manifest first: the rest is not a store any more."""
-    (out_dir / "manifest.json").unlink(missing_ok=True)
-    for path in out_dir.iterdir():  # build.json stays, and says whose it is
-        if path.name in ("shards", "tokenizer"):
-            shutil.rmtree(path)
-        elif path.name.startswith(("train.", "heldout.", STAMPS)):
-            path.unlink()
-    (out_dir / "shards").mkdir()
-
-
-def _prepare(out_dir: Path, build: dict[str, Any], tokenizer: Tokenizer, overwrite: bool) -> None:
-    """Makes the directory ready for the shards; `overwrite` deletes what it holds."""
-    if overwrite:
-        _clear(out_dir)
-    stores.write_json(out_dir / "build.json", build)
-    temporary, target = stores.temporary_name(out_dir / "tokenizer"), out_dir / "tokenizer"
-    tokenizer.save(temporary)
-    if _contents(temporary) == _contents(target):
-        shutil.rmtree(temporary)
-        return
-    shutil.rmtree(target, ignore_errors=True)
-    try:
-        os.replace(temporary, target)
-    except OSError:  # another machine of a shared build was first
-        shutil.rmtree(temporary)
-
-
-def _contents(directory: Path) -> dict[Path, bytes]:
-    return {path.relative_to(directory): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
 def _brief(value: Any) -> str:

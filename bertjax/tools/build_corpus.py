@@ -48,7 +48,7 @@ def make(inspecting: bool = False) -> Parser:
     add("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: all cores)")
     add("--shard", metavar="i/n", help="make only every n-th shard from i on, i from 0")
     add("--runner", default="local", choices=("local", "beam"), help="beam: Apache Beam; its options follow after --")
-    add("--overwrite", action="store_true", help="delete what the output directory holds")
+    add("--overwrite", action="store_true", help="replace the store in the output directory")
     add_fields(parser, Reading)
     add_fields(parser, BuildSettings)
     add("--inspect", action="store_true", help="print statistics and decoded examples of the store")

@@ -380,6 +380,51 @@ def test_in_memory_documents_never_replace_a_store_unasked(tmp_path, tokenizer, 
         build_store(None, tokenizer, tmp_path / "t", documents=["not a list of sentences"])
 
 
+@pytest.mark.parametrize(
+    "content, words",
+    [
+        (b"", "0 examples"),
+        (b"a sentence .\n\n" * 300, "raise max_random_share"),
+        (b"caf\xe9\n", "not valid UTF-8"),
+        (b"\xf0\x9f\x92\xa9\n", "unknown to the tokenizer"),
+    ],
+)
+def test_a_store_stays_whole_where_the_one_to_replace_it_is_refused(tmp_path, make_tokenizer, content, words):
+    tokenizer = make_tokenizer(words=["a", "sentence", "."])
+    (tmp_path / "a.txt").write_text("a sentence .\na sentence .\n")
+    build_store(tmp_path / "a.txt", tokenizer, tmp_path / "s")
+    before = files_of(tmp_path / "s")
+    (tmp_path / "a.txt").write_bytes(content)
+    with pytest.raises(ValueError, match=words):
+        build_store(tmp_path / "a.txt", tokenizer, tmp_path / "s", overwrite=True)
+    assert files_of(tmp_path / "s") == before
+
+
+def test_a_killed_build_that_replaces_a_store_leaves_it_and_goes_on(tmp_path, tokenizer, documents, text_file):
+    build_store(None, tokenizer, tmp_path / "s", documents=documents(5))
+    before = files_of(tmp_path / "s")
+    text_file(tmp_path / "a.txt", documents(40))
+    arguments = dict(patterns=tmp_path / "a.txt", tokenizer=tokenizer, shard_bytes=10_000)
+
+    def kill(state):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build_store(**arguments, out_dir=tmp_path / "s", overwrite=True, progress=kill)
+    assert files_of(tmp_path / "s").items() >= before.items()
+    shard = (tmp_path / "s/new/shards/00000.json").stat().st_mtime_ns
+    build_store(**arguments, out_dir=tmp_path / "s", overwrite=True)
+    assert (tmp_path / "s/shards/00000.json").stat().st_mtime_ns == shard
+    build_store(**arguments, out_dir=tmp_path / "t")
+    assert files_of(tmp_path / "s") == files_of(tmp_path / "t") and not (tmp_path / "s/new").exists()
+
+
+def test_machines_that_share_a_build_do_not_overwrite(tmp_path, tokenizer, documents, text_file):
+    text_file(tmp_path / "a.txt", documents(20))
+    with pytest.raises(ValueError, match="does not go with overwrite"):
+        build_store(tmp_path / "a.txt", tokenizer, tmp_path / "s", shard=(0, 2), overwrite=True)
+
+
 def test_a_store_copied_in_part_is_refused(tmp_path, tokenizer, documents):
     build_store(None, tokenizer, tmp_path / "s", documents=documents(5))
     path = tmp_path / "s/shards/00000.tokens"
