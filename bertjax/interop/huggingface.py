@@ -64,16 +64,6 @@ _OLD_ENDS = {
     "dense_act.weight": "dense.weight",
     "dense_act.bias": "dense.bias",
 }  # NVIDIA's
-# model_type -> how the names of its classes begin
-CLASS_PREFIXES = {
-    "bert": "Bert",
-    "roberta": "Roberta",
-    "xlm-roberta": "XLMRoberta",
-    "camembert": "Camembert",
-    "distilbert": "DistilBert",
-    "electra": "Electra",
-    "modernbert": "ModernBert",
-}
 BERT_ALONE = ("BertForPreTraining", "BertForNextSentencePrediction")
 
 WEIGHT_FILES = "model.safetensors model.safetensors.index.json pytorch_model.bin pytorch_model.bin.index.json".split()
@@ -261,7 +251,7 @@ def class_name(config: BertConfig, architecture: str) -> tuple[str, str]:
     last = config.is_decoder and config.heads == "bert" and architecture in pooled
     if last or model_type == OWN or (model_type != "bert" and architecture in BERT_ALONE):
         return architecture, OWN
-    prefix = CLASS_PREFIXES[model_type]
+    prefix = TYPES[model_type].prefix
     if architecture.startswith(prefix) and not architecture.startswith("BertFor" if prefix != "Bert" else ""):
         return architecture, model_type
     return prefix + architecture.removeprefix("Bert"), model_type

@@ -17,12 +17,13 @@ import numpy as np
 
 from bertjax import jax_settings
 from bertjax.formats.arrays import LoadError
-from bertjax.interop.huggingface import BERT_ALONE, CLASS_PREFIXES
+from bertjax.interop.huggingface import BERT_ALONE
 from bertjax.interop.loaded import LoadedModel
 from bertjax.interop.matching import match, match_headers
 from bertjax.interop.names import heads_in
 from bertjax.interop.source import Source, open_source
 from bertjax.model import heads
+from bertjax.model.model_types import TYPES
 from bertjax.model.outputs import STYLES
 from bertjax.model.paths import flatten, unflatten
 from bertjax.model.presets import BertConfig, Execution
@@ -42,10 +43,10 @@ TASKS: dict[str, type[heads.BertNetwork]] = {
 # transformers' class -> ours
 ARCHITECTURES = {
     **{
-        model.__name__.replace("Bert", prefix, 1): model
-        for prefix in CLASS_PREFIXES.values()
+        model.__name__.replace("Bert", kind.prefix, 1): model
+        for kind in TYPES.values()
         for model in TASKS.values()
-        if prefix == "Bert" or model.__name__ not in BERT_ALONE
+        if kind.prefix == "Bert" or model.__name__ not in BERT_ALONE
     },
     # The same arrays; left to right if is_decoder.
     **dict.fromkeys(("BertLMHeadModel", "RobertaForCausalLM", "XLMRobertaForCausalLM"), heads.BertForMaskedLM),

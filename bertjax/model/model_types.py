@@ -27,6 +27,7 @@ class ModelType:
     """One model_type.
 
     Attributes:
+      prefix: how the names of its classes in transformers begin.
       fixed: fields whose value every model of the type has, where it is not BERT's.
       free: switches that config.json sets.
       keys: field -> its key in config.json, where they differ.
@@ -38,6 +39,7 @@ class ModelType:
       read: changes the dictionary of a file before its keys are read, write that of a file to be.
     """
 
+    prefix: str = "Bert"
     fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     free: Sequence[str] = ()
     keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -124,6 +126,7 @@ def _write_modernbert(values: Fields) -> Fields:
 
 _ENDS = {"bos_token_id": "cls_token", "eos_token_id": "sep_token"}
 _ROBERTA = ModelType(
+    "Roberta",
     fixed={"positions": "offset", "heads": "roberta"},
     free=("is_decoder",),
     absent={"vocab_size": 50265, "pad_token_id": 1},
@@ -131,14 +134,14 @@ _ROBERTA = ModelType(
     read=_read_roberta,
     write=_write_roberta,
 )
-_OTHER_ROBERTA = dataclasses.replace(_ROBERTA, absent={"pad_token_id": 1})
 
 TYPES: dict[str, ModelType] = {
     "bert": ModelType(free=("is_decoder",)),
     "roberta": _ROBERTA,
-    "xlm-roberta": _OTHER_ROBERTA,
-    "camembert": _OTHER_ROBERTA,
+    "xlm-roberta": dataclasses.replace(_ROBERTA, prefix="XLMRoberta", absent={"pad_token_id": 1}),
+    "camembert": dataclasses.replace(_ROBERTA, prefix="Camembert", absent={"pad_token_id": 1}),
     "distilbert": ModelType(
+        "DistilBert",
         fixed={"type_vocab_size": 0, "layer_norm_eps": 1e-12, "heads": "distilbert"},
         keys={
             "hidden_size": "dim",
@@ -155,6 +158,7 @@ TYPES: dict[str, ModelType] = {
         harmless=("sinusoidal_pos_embds", "tie_weights_", "qa_dropout"),
     ),
     "electra": ModelType(
+        "Electra",
         fixed={"heads": "electra"},
         free=("embedding_size",),
         absent={"hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024},
@@ -164,6 +168,7 @@ TYPES: dict[str, ModelType] = {
         write=_write_electra,
     ),
     "modernbert": ModelType(
+        "ModernBert",
         fixed={
             "positions": "rotary",
             "norm": "before",
