@@ -1,14 +1,13 @@
 """Token stores on object storage: training maps a store into memory, so it is copied here first."""
 
 import shutil
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from etils import epath
 
 from bertjax.data.store import parse_manifest
-from bertjax.formats.checkpoint import resolve_directory
+from bertjax.formats.checkpoint import files_under, resolve_directory
 from bertjax.formats.files import make_once, whole_directory
 
 CACHE = "~/.cache/bertjax/stores"
@@ -39,13 +38,14 @@ def local_store(url: str, cache: str = "") -> Path:
         print(f"copying {url} to {target}: a store is mapped into memory", flush=True)
         with whole_directory(target, overwrite=True) as directory:
 
-            def copy(name: str) -> None:
-                (directory / name).parent.mkdir(parents=True, exist_ok=True)
-                with (source / name).open("rb") as read, open(directory / name, "wb") as write:
+            def copy(path: epath.Path) -> None:
+                copied = directory / path.relative_to(source)
+                copied.parent.mkdir(parents=True, exist_ok=True)
+                with path.open("rb") as read, copied.open("wb") as write:
                     shutil.copyfileobj(read, write, 1 << 22)
 
             with ThreadPoolExecutor(_AT_ONCE) as threads:
-                list(threads.map(copy, _files(source)))
+                list(threads.map(copy, files_under(source)))
 
     def is_there(target: Path) -> bool:
         """Also where the same ids were built again with another tokenizer."""
@@ -53,10 +53,3 @@ def local_store(url: str, cache: str = "") -> Path:
         return path.exists() and path.read_bytes() == content
 
     return make_once(target, copy_all, f"a copy of {url}", is_there)
-
-
-def _files(directory: epath.Path, prefix: str = "") -> Iterator[str]:
-    """Names of all files under a directory, relative to it."""
-    for path in directory.iterdir():
-        name = f"{prefix}{path.name}"
-        yield from _files(path, f"{name}/") if path.is_dir() else [name]

@@ -68,7 +68,7 @@ def amend_manifest(directory: epath.Path, metrics: Mapping[str, float]) -> None:
 def _fingerprints(directory: epath.Path) -> dict[str, tuple[int, int]]:
     """{relative name: (bytes, crc32)} of all files but the manifest; of a URL, bytes only."""
     found = {}
-    for path in _files(directory):
+    for path in files_under(directory):
         name = str(path.relative_to(directory))
         if name == MANIFEST:
             continue
@@ -83,10 +83,11 @@ def _fingerprints(directory: epath.Path) -> dict[str, tuple[int, int]]:
     return found
 
 
-def _files(directory: epath.Path) -> Iterator[epath.Path]:
+def files_under(directory: epath.Path) -> Iterator[epath.Path]:
+    """All files in a directory and those in it."""
     for path in directory.iterdir():
         if path.is_dir():
-            yield from _files(path)
+            yield from files_under(path)
         else:
             yield path
 
@@ -129,9 +130,6 @@ class SavedStates:
 
         Raises CheckpointError if there were checkpoints and now there are none.
         """
-        return self._newest()
-
-    def _newest(self) -> int | None:
         if steps := self.steps():
             return steps[-1]
         if not self._ledger.exists():
@@ -172,7 +170,7 @@ class SavedStates:
 
     def require(self, step: int | None = None) -> None:
         """Raises CheckpointError where there is no checkpoint at all, or none of `step`; reads none."""
-        if self._newest() is None:
+        if SavedStates.latest(self) is None:
             raise CheckpointError(f"no checkpoint in {self.directory}")
         if step not in (None, *self.steps()):
             raise CheckpointError(f"no checkpoint of step {step} in {self.directory}; there are {self.steps()}")

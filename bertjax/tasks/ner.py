@@ -5,6 +5,7 @@ word whatever the length of the text, and entity scores. Source: BERT paper, sec
 maximal document context, no CRF.
 """
 
+import itertools
 import pathlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -115,20 +116,11 @@ class NerTask(Task):
             split.require_labels("training")
         if max_length <= tokenizer.layout.count(pair=False):
             raise ValueError(f"max_length={max_length} has no room beside [CLS] and [SEP]")
-        rows, place = [], label_places(self.labels)
-        for unit in self._units(split.records):
-            rows += self._rows(split, unit, tokenizer, max_length, place)
+        rows, place, together = [], label_places(self.labels), self.context == "document"
+        sentences = range(len(split.records))
+        for _, unit in itertools.groupby(sentences, lambda i: split.records[i].document if together else i):
+            rows += self._rows(split, list(unit), tokenizer, max_length, place)
         return [row for row in rows if not training or len(row["window"].positions)]
-
-    def _units(self, sentences: Sequence[Sentence]) -> list[list[int]]:
-        """The sentences whose words may be in one row."""
-        units: list[list[int]] = []
-        for i, sentence in enumerate(sentences):
-            if i and self.context == "document" and sentence.document == sentences[i - 1].document:
-                units[-1].append(i)
-            else:
-                units.append([i])
-        return units
 
     def _rows(
         self, split: Split, unit: list[int], tokenizer: Tokenizer, max_length: int, place: Callable[[str, str], int]
