@@ -54,7 +54,10 @@ class Parser(argparse.ArgumentParser):
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
         """The flags (of sys.argv by default). Of a flag that is given twice the last one counts."""
-        logging.basicConfig(format="%(message)s")  # warnings are plain lines, whatever a library sets up later
+        ours = logging.getLogger("bertjax")
+        if not (ours.handlers or logging.getLogger().handlers):
+            ours.addHandler(logging.StreamHandler())  # plain lines, whatever a library sets up for the root later
+            ours.propagate = False
         args, files, settings = list(sys.argv[1:] if args is None else args), [], []
         if self.takes_settings and not {"-h", "--help"} & {*args}:
             from bertjax.command_line import split_settings  # late: most tools have no settings
