@@ -1,7 +1,4 @@
-"""What pre-training learns: masks drawn on the device, the joint MLM and NSP loss.
-
-In: batches of data/batches.py (or already masked ones of data/bert_records.py). Out: see trainer.Objective.
-"""
+"""What pre-training learns: masks drawn on the device, the joint MLM and NSP loss."""
 
 import dataclasses
 from typing import Any

@@ -1,7 +1,6 @@
 """Where a fine-tuning run starts: the encoder of any checkpoint and a head, old or new.
 
-In: a path that bertjax.interop opens. Out: {path: array} parameters of the task's model; what the checkpoint lacks is
-drawn from the run's key.
+What the checkpoint lacks is drawn from the run's key.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """sentencepiece models behind the interface of tokenizer.py.
 
-In: a .model file. Out: ids, tokens, offsets, the special ids. The model brings its own text
-normalisation (casing included); the special tokens are found by name among its pieces.
+The model brings its own text normalisation (casing included); the special tokens are found by name among its pieces.
 """
 
 import hashlib
