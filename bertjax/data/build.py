@@ -135,9 +135,8 @@ def build_store(
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
         raise OSError(
-            error.errno,
             f"the disk of {out_dir} is full ({os.strerror(error.errno)}). Free some space and run the same command "
-            "again: finished shards are kept, the unfinished one is made again",
+            "again: finished shards are kept, the unfinished one is made again"
         ) from error
     except BrokenProcessPool as error:
         raise OSError(

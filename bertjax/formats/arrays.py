@@ -1,12 +1,14 @@
 """Arrays in files: the error of a file that cannot be read, their types, and safetensors."""
 
 import json
+import os
+import re
 from pathlib import Path
 from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
-import safetensors
+import safetensors.numpy
 
 
 class LoadError(ValueError):
@@ -51,6 +53,17 @@ def read_safetensors(path: str | Path) -> dict[str, np.ndarray]:
         first, last = entries[name]["data_offsets"]
         arrays[name] = content[start + first : start + last].view(dtype).reshape(shape)
     return arrays
+
+
+def write_safetensors(path: str | Path, arrays: dict[str, np.ndarray], metadata: dict[str, str] | None = None) -> None:
+    """Writes arrays by name. Raises OSError naming the file, as for other files."""
+    try:
+        safetensors.numpy.save_file(arrays, path, metadata)
+    except safetensors.SafetensorError as error:
+        found = re.search(r"\(os error (\d+)\)", str(error))
+        if found is None:
+            raise
+        raise OSError(int(found[1]), os.strerror(int(found[1])), str(path)) from error
 
 
 def safetensors_headers(path: str | Path) -> dict[str, Header]:

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors.numpy
 
-from bertjax.formats.arrays import Header, LoadError, read_safetensors, safetensors_headers
+from bertjax.formats.arrays import Header, LoadError, read_safetensors, safetensors_headers, write_safetensors
 from bertjax.formats.files import parse_json, whole_directory, write_json
 from bertjax.formats.torch_pickle import read_torch_pickle, torch_headers
 from bertjax.interop.names import HUGGING_FACE, Naming, hugging_face_place
@@ -314,7 +313,7 @@ def write_directory(
         values["id2label"] = {str(i): name for i, name in sorted(labels.items())}
         values["label2id"] = {name: i for i, name in sorted(labels.items())}
     with whole_directory(target, overwrite) as directory:
-        safetensors.numpy.save_file(state, directory / "model.safetensors", metadata={"format": "pt"})
+        write_safetensors(directory / "model.safetensors", state, {"format": "pt"})
         write_json(directory / "config.json", values, indent=2)
         if tokenizer is not None:
             tokenizer.save(directory, config.max_position_embeddings, segments=config.type_vocab_size > 1)

@@ -17,9 +17,8 @@ from typing import Any
 
 import jax
 import numpy as np
-import safetensors.numpy
 
-from bertjax.formats.arrays import LoadError, read_safetensors
+from bertjax.formats.arrays import LoadError, read_safetensors, write_safetensors
 from bertjax.formats.files import read_json, write_json
 from bertjax.formats.torch_pickle import read_torch_pickle
 
@@ -89,7 +88,7 @@ class Dense:
         write_json(directory / "config.json", values)
         named = {"linear.weight": self.weight, "linear.bias": self.bias, "residual.weight": self.residual}
         tensors = {name: np.ascontiguousarray(x) for name, x in named.items() if isinstance(x, np.ndarray)}
-        safetensors.numpy.save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+        write_safetensors(directory / "model.safetensors", tensors, {"format": "pt"})
 
 
 def normalise(vectors: np.ndarray) -> np.ndarray:

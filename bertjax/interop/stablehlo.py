@@ -18,10 +18,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import safetensors.numpy
 from jax import export
 
-from bertjax.formats.arrays import read_safetensors
+from bertjax.formats.arrays import read_safetensors, write_safetensors
 from bertjax.formats.files import whole_directory
 from bertjax.interop.loaded import LoadedModel, largest_difference
 from bertjax.model.paths import flatten, unflatten
@@ -60,7 +59,7 @@ def export_model(
         exported = export.export(jax.jit(function), platforms=list(platforms))(shapes, rows, rows, rows)
     with whole_directory(target, overwrite) as directory:
         (directory / "model.stablehlo").write_bytes(exported.serialize())
-        safetensors.numpy.save_file(weights, directory / "model.safetensors")
+        write_safetensors(directory / "model.safetensors", weights)
         (directory / "export.json").write_text(
             json.dumps(
                 {

@@ -74,9 +74,7 @@ def writing_results(workdir: str | os.PathLike[str]) -> Iterator[None]:
     """Turns a full disk, or a place that cannot be written, into an OutputError."""
     try:
         yield
-    except Exception as error:
-        if not isinstance(error, OSError) and "SafetensorError" not in repr(error):
-            raise
+    except OSError as error:
         raise OutputError(
             f"the results could not be written to {workdir}: {error}. The trained state is in its "
             "checkpoints: with room on the disk the same command goes on from there"

@@ -14,6 +14,7 @@ from bertjax.data.build import build_store
 from bertjax.data.sources import Reading
 from bertjax.data.splits import BuildSettings
 from bertjax.data.store import TokenStore
+from bertjax.interruption import one_line
 
 
 def files_of(path):
@@ -210,8 +211,9 @@ def test_a_full_disk_is_a_clear_error_and_can_be_gone_on_from(tmp_path, tokenize
 
     with monkeypatch.context() as patch:
         patch.setattr(shards, "write_json", full)
-        with pytest.raises(OSError, match="disk of .* is full.*run the same command again"):
+        with pytest.raises(OSError, match="disk of .* is full.*run the same command again") as refused:
             build_store(**arguments)
+    assert one_line(refused.value) == str(refused.value)  # which names the remedy already
     assert not list((tmp_path / "s").rglob("*.tmp"))
     assert build_store(**arguments)["documents"] == 40
 
