@@ -7,8 +7,8 @@ layers, which were never `tf.layers.dense`, are [out, in] as well.
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from bertjax.model.model_types import OWN
 
@@ -77,8 +77,9 @@ def part_of(path: str) -> str:
     return path.split("/", 1)[0]
 
 
-def _by_table(modules: tuple[tuple[str, str], ...]) -> Callable[[str], Place]:
-    """Places by a table: module here (regex) -> module there. The first that fits counts."""
+def _hugging_face(root: str, modules: Sequence[tuple[str, str]], **others: Any) -> Naming:
+    """Names by a table: module here (regex) -> module there, under `root` those of the encoder. The first that fits
+    counts."""
 
     def place(path: str) -> Place:
         module, leaf = (path, "") if _TABLES.fullmatch(path) else path.rsplit("/", 1)
@@ -87,7 +88,8 @@ def _by_table(modules: tuple[tuple[str, str], ...]) -> Callable[[str], Place]:
                 return Place(f"{match.expand(theirs)}.{'bias' if leaf == 'bias' else 'weight'}", leaf == "kernel")
         raise KeyError(f"no foreign name is known for parameter {path!r}")
 
-    return place
+    bare = {f"{theirs.split('.')[1]}." for _, theirs in modules if theirs.startswith(f"{root}.")}
+    return Naming(place, root=root, bare=tuple(bare), **others)
 
 
 def _as_bert(root: str) -> tuple[tuple[str, str], ...]:
@@ -105,109 +107,96 @@ def _as_bert(root: str) -> tuple[tuple[str, str], ...]:
 
 _OUTPUTS = (r"classifier|qa_outputs", r"\g<0>")
 _DEEP_OUTPUTS = (r"classifier/(dense|out_proj)", r"classifier.\1")
-_BERT = Naming(
-    _by_table(
-        (
-            *_as_bert("bert"),
-            (r"pooler", "bert.pooler.dense"),
-            (r"mlm/transform", "cls.predictions.transform.dense"),
-            (r"mlm/LayerNorm", "cls.predictions.transform.LayerNorm"),
-            (r"mlm", "cls.predictions"),
-            (r"nsp", "cls.seq_relationship"),
-            _OUTPUTS,
-        )
+_BERT = _hugging_face(
+    "bert",
+    (
+        *_as_bert("bert"),
+        (r"pooler", "bert.pooler.dense"),
+        (r"mlm/transform", "cls.predictions.transform.dense"),
+        (r"mlm/LayerNorm", "cls.predictions.transform.LayerNorm"),
+        (r"mlm", "cls.predictions"),
+        (r"nsp", "cls.seq_relationship"),
+        _OUTPUTS,
     ),
-    root="bert",
-    bare=("embeddings.", "encoder.", "pooler."),
     ties={
         "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
         "cls.predictions.decoder.bias": "cls.predictions.bias",
     },
 )
-_ROBERTA = Naming(
-    _by_table(
-        (
-            *_as_bert("roberta"),
-            (r"pooler", "roberta.pooler.dense"),
-            (r"mlm/transform", "lm_head.dense"),
-            (r"mlm/LayerNorm", "lm_head.layer_norm"),
-            (r"mlm", "lm_head"),
-            _DEEP_OUTPUTS,
-            _OUTPUTS,
-        )
+_ROBERTA = _hugging_face(
+    "roberta",
+    (
+        *_as_bert("roberta"),
+        (r"pooler", "roberta.pooler.dense"),
+        (r"mlm/transform", "lm_head.dense"),
+        (r"mlm/LayerNorm", "lm_head.layer_norm"),
+        (r"mlm", "lm_head"),
+        _DEEP_OUTPUTS,
+        _OUTPUTS,
     ),
     heads={**_WITHOUT_NSP, "classifier": (_DENSE, _DEEP)},
-    root="roberta",
-    bare=("embeddings.", "encoder.", "pooler."),
     ties={
         "lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",
         "lm_head.decoder.bias": "lm_head.bias",
     },
 )
-_ELECTRA = Naming(
-    _by_table(
-        (
-            *_as_bert("electra"),
-            (r"encoder/embeddings/projection", "electra.embeddings_project"),
-            (r"pooler", "sequence_summary.summary"),
-            (r"mlm/transform", "generator_predictions.dense"),
-            (r"mlm/LayerNorm", "generator_predictions.LayerNorm"),
-            (r"mlm", "generator_lm_head"),
-            _DEEP_OUTPUTS,
-            _OUTPUTS,
-        )
+_ELECTRA = _hugging_face(
+    "electra",
+    (
+        *_as_bert("electra"),
+        (r"encoder/embeddings/projection", "electra.embeddings_project"),
+        (r"pooler", "sequence_summary.summary"),
+        (r"mlm/transform", "generator_predictions.dense"),
+        (r"mlm/LayerNorm", "generator_predictions.LayerNorm"),
+        (r"mlm", "generator_lm_head"),
+        _DEEP_OUTPUTS,
+        _OUTPUTS,
     ),
     heads={**_WITHOUT_NSP, "classifier": (_DENSE, _DEEP)},
-    root="electra",
-    bare=("embeddings.", "embeddings_project.", "encoder."),
     ties={"generator_lm_head.weight": "electra.embeddings.word_embeddings.weight"},
     unread={
         "discriminator_predictions.": "this is ELECTRA's discriminator, which tells replaced tokens from others and "
         "predicts no words: [MASK] is filled by its generator, a checkpoint of its own"
     },
 )
-_DISTILBERT = Naming(
-    _by_table(
-        (
-            (r"encoder/embeddings/(word|position)_embeddings", r"distilbert.embeddings.\1_embeddings"),
-            (r"encoder/embeddings/LayerNorm", "distilbert.embeddings.LayerNorm"),
-            (r"encoder/layer_(\d+)/attention/query", r"distilbert.transformer.layer.\1.attention.q_lin"),
-            (r"encoder/layer_(\d+)/attention/key", r"distilbert.transformer.layer.\1.attention.k_lin"),
-            (r"encoder/layer_(\d+)/attention/value", r"distilbert.transformer.layer.\1.attention.v_lin"),
-            (r"encoder/layer_(\d+)/attention/output", r"distilbert.transformer.layer.\1.attention.out_lin"),
-            (r"encoder/layer_(\d+)/attention/LayerNorm", r"distilbert.transformer.layer.\1.sa_layer_norm"),
-            (r"encoder/layer_(\d+)/intermediate", r"distilbert.transformer.layer.\1.ffn.lin1"),
-            (r"encoder/layer_(\d+)/output", r"distilbert.transformer.layer.\1.ffn.lin2"),
-            (r"encoder/layer_(\d+)/LayerNorm", r"distilbert.transformer.layer.\1.output_layer_norm"),
-            (r"pooler", "pre_classifier"),
-            (r"mlm/transform", "vocab_transform"),
-            (r"mlm/LayerNorm", "vocab_layer_norm"),
-            (r"mlm", "vocab_projector"),
-            _OUTPUTS,
-        )
+_DISTILBERT = _hugging_face(
+    "distilbert",
+    (
+        (r"encoder/embeddings/(word|position)_embeddings", r"distilbert.embeddings.\1_embeddings"),
+        (r"encoder/embeddings/LayerNorm", "distilbert.embeddings.LayerNorm"),
+        (r"encoder/layer_(\d+)/attention/query", r"distilbert.transformer.layer.\1.attention.q_lin"),
+        (r"encoder/layer_(\d+)/attention/key", r"distilbert.transformer.layer.\1.attention.k_lin"),
+        (r"encoder/layer_(\d+)/attention/value", r"distilbert.transformer.layer.\1.attention.v_lin"),
+        (r"encoder/layer_(\d+)/attention/output", r"distilbert.transformer.layer.\1.attention.out_lin"),
+        (r"encoder/layer_(\d+)/attention/LayerNorm", r"distilbert.transformer.layer.\1.sa_layer_norm"),
+        (r"encoder/layer_(\d+)/intermediate", r"distilbert.transformer.layer.\1.ffn.lin1"),
+        (r"encoder/layer_(\d+)/output", r"distilbert.transformer.layer.\1.ffn.lin2"),
+        (r"encoder/layer_(\d+)/LayerNorm", r"distilbert.transformer.layer.\1.output_layer_norm"),
+        (r"pooler", "pre_classifier"),
+        (r"mlm/transform", "vocab_transform"),
+        (r"mlm/LayerNorm", "vocab_layer_norm"),
+        (r"mlm", "vocab_projector"),
+        _OUTPUTS,
     ),
     heads=_WITHOUT_NSP,
-    root="distilbert",
-    bare=("embeddings.", "transformer."),
     ties={"vocab_projector.weight": "distilbert.embeddings.word_embeddings.weight"},
 )
-_MODERNBERT = Naming(
-    _by_table(
-        (
-            (r"encoder/embeddings/word_embeddings", "model.embeddings.tok_embeddings"),
-            (r"encoder/embeddings/LayerNorm", "model.embeddings.norm"),
-            (r"encoder/layer_(\d+)/attention/(query|key|value)", r"model.layers.\1.attn.Wqkv"),
-            (r"encoder/layer_(\d+)/attention/output", r"model.layers.\1.attn.Wo"),
-            (r"encoder/layer_(\d+)/attention/LayerNorm", r"model.layers.\1.attn_norm"),
-            (r"encoder/layer_(\d+)/(intermediate|gate)", r"model.layers.\1.mlp.Wi"),
-            (r"encoder/layer_(\d+)/output", r"model.layers.\1.mlp.Wo"),
-            (r"encoder/layer_(\d+)/LayerNorm", r"model.layers.\1.mlp_norm"),
-            (r"encoder/final_norm", "model.final_norm"),
-            (r"pooler|mlm/transform", "head.dense"),
-            (r"(pooler|mlm)/LayerNorm", "head.norm"),
-            (r"mlm", "decoder"),
-            (r"classifier|qa_outputs", "classifier"),
-        )
+_MODERNBERT = _hugging_face(
+    "model",
+    (
+        (r"encoder/embeddings/word_embeddings", "model.embeddings.tok_embeddings"),
+        (r"encoder/embeddings/LayerNorm", "model.embeddings.norm"),
+        (r"encoder/layer_(\d+)/attention/(query|key|value)", r"model.layers.\1.attn.Wqkv"),
+        (r"encoder/layer_(\d+)/attention/output", r"model.layers.\1.attn.Wo"),
+        (r"encoder/layer_(\d+)/attention/LayerNorm", r"model.layers.\1.attn_norm"),
+        (r"encoder/layer_(\d+)/(intermediate|gate)", r"model.layers.\1.mlp.Wi"),
+        (r"encoder/layer_(\d+)/output", r"model.layers.\1.mlp.Wo"),
+        (r"encoder/layer_(\d+)/LayerNorm", r"model.layers.\1.mlp_norm"),
+        (r"encoder/final_norm", "model.final_norm"),
+        (r"pooler|mlm/transform", "head.dense"),
+        (r"(pooler|mlm)/LayerNorm", "head.norm"),
+        (r"mlm", "decoder"),
+        (r"classifier|qa_outputs", "classifier"),
     ),
     heads=_WITHOUT_NSP
     | {
@@ -215,8 +204,6 @@ _MODERNBERT = Naming(
         "mlm": (("transform/kernel", "LayerNorm/scale", "LayerNorm/bias?", "bias"),),
     },
     joined={"Wqkv": ("query", "key", "value"), "Wi": ("intermediate", "gate")},
-    root="model",
-    bare=("embeddings.", "layers.", "final_norm."),
     ties={"decoder.weight": "model.embeddings.tok_embeddings.weight"},
 )
 
