@@ -8,7 +8,7 @@ and only a task head may start with random weights, when asked for.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +77,10 @@ def check_vocabulary(path: str | Path, tokenizer: Tokenizer) -> None:
 
 
 def check_pretrained(
-    path: str | Path, model: heads.BertNetwork, reinitialise_head: bool = False, extend_positions: str = ""
+    path: str | Path,
+    model: heads.BertNetwork,
+    reinitialise_head: bool | Collection[str] = False,
+    extend_positions: str = "",
 ) -> Source:
     """Refuses a checkpoint that does not fit, before anything is built or its weights are read.
 
@@ -85,7 +88,7 @@ def check_pretrained(
 
     Args:
       model: that the weights are for.
-      reinitialise_head: whether heads may start with random weights.
+      reinitialise_head: whether heads may start with random weights, or the names of those that may.
       extend_positions: how a table of fewer positions is extended (positions.EXTENSIONS); '' = not at all.
 
     Raises:
@@ -138,7 +141,7 @@ def load_pretrained_params(
     path: str | Path,
     model: heads.BertNetwork,
     key: jax.Array,
-    reinitialise_head: bool = False,
+    reinitialise_head: bool | Collection[str] = False,
     extend_positions: str = "",
 ) -> dict[str, Any]:
     """The parameters of `model` from any checkpoint, as a nested dict of float32 numpy arrays.
@@ -159,7 +162,7 @@ def load_pretrained_params(
 
 
 def fit(
-    source: Source, model: heads.BertNetwork, key: jax.Array, reinitialise_head: bool = False
+    source: Source, model: heads.BertNetwork, key: jax.Array, reinitialise_head: bool | Collection[str] = False
 ) -> tuple[dict[str, Any], list[str]]:
     """(parameters of `model` from `source`, the paths that were drawn at random).
 
@@ -174,7 +177,7 @@ def fit(
 
 
 def stored_parameters(
-    source: Source, model: heads.BertNetwork, reinitialise_head: bool = False
+    source: Source, model: heads.BertNetwork, reinitialise_head: bool | Collection[str] = False
 ) -> tuple[dict[str, np.ndarray], list[str]]:
     """({path: array} of `model` from `source`, the paths that it lacks).
 

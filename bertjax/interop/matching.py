@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import ml_dtypes
@@ -26,7 +26,7 @@ def match(
     available: Mapping[str, np.ndarray],
     place: Naming,
     source: str,
-    fresh_heads: bool = False,
+    fresh_heads: bool | Collection[str] = False,
 ) -> tuple[dict[str, np.ndarray], list[str]]:
     """Picks a model's parameters out of a foreign file, or says in one message what is wrong.
 
@@ -65,7 +65,7 @@ def match_headers(
     available: Mapping[str, Header],
     place: Naming,
     source: str,
-    fresh_heads: bool = False,
+    fresh_heads: bool | Collection[str] = False,
 ) -> tuple[list[str], list[str]]:
     """`match` by names, shapes and types alone, before anything is read.
 
@@ -78,7 +78,8 @@ def match_headers(
       available: foreign name -> Header, buffers and optimizer slots already left out.
       place: the names of such files.
       source: the file, for the message.
-      fresh_heads: leave out heads that are missing or of another shape, instead of refusing.
+      fresh_heads: leave out heads that are missing or of another shape, instead of refusing; or the names of those
+        that may be left out.
 
     Returns:
       (paths that the file has, paths left to a fresh initialisation).
@@ -96,7 +97,8 @@ def match_headers(
     found = {path: available.get(places[path].name) for path in wanted}
     unfit = [path for path, header in found.items() if header is None or header.shape != needed[path]]
     # A head is taken whole or not at all: half of one is not a head.
-    drawn = {part_of(path) for path in unfit} & {*place.heads, *absent} if fresh_heads else set()
+    may_be = {*place.heads, *absent} if fresh_heads is True else {*(fresh_heads or ())}
+    drawn = {part_of(path) for path in unfit} & may_be
     loaded = [path for path in wanted if part_of(path) not in drawn]
     unfit = [path for path in unfit if part_of(path) not in drawn]
 
@@ -107,8 +109,8 @@ def match_headers(
     root = _first(place("encoder/embeddings/word_embeddings").name)
     foreign = [name for name in unexpected if _first(name) != root]
     refused = unexpected
-    if fresh_heads or not {"classifier", "qa_outputs"} & parts:
-        if not fresh_heads:  # a head of this model with more parts than it has is another head
+    if fresh_heads is True or not {"classifier", "qa_outputs"} & parts:
+        if fresh_heads is not True:  # a head of this model with more parts than it has is another head
             heads = {_first(name) for name, _ in places.values()} - {root}
             foreign = [name for name in foreign if _first(name) not in heads]
         refused = [name for name in unexpected if name not in foreign]
@@ -180,7 +182,9 @@ def _remedy(
         return (
             f"The encoder fits; the heads that the file has are: {stored}. To predict, take a task that it has a head "
             "for, or fine-tune the model first (configs/glue.py, squad.py, ner.py, classify.py ...). To train on, "
-            "start with a new head: reinitialise_head=True (--config.reinitialise_head=True)."
+            "start with a new head: reinitialise_head=True (--config.reinitialise_head=True)"
+            + ", or without next sentences: --config.data.nsp=False" * (unfit <= {"pooler", "nsp"})
+            + "."
         )
     if foreign and len(foreign) == len(unexpected) and not unfit:
         return (

@@ -121,8 +121,10 @@ class PretrainingJob:
         network = pretraining_network(self.model_config, config.data.nsp)
         self.architecture = network.__name__
         self.heads = ("mlm",) if self.architecture == "BertForMaskedLM" else PRETRAINING_HEADS
+        # A run without next sentences does not train their head, so it needs none.
+        self.fresh_heads = config.reinitialise_head or (() if config.data.nsp else ("pooler", "nsp"))
         if starts_from:
-            check_pretrained(starts_from, network(self.model_config), config.reinitialise_head, config.extend_positions)
+            check_pretrained(starts_from, network(self.model_config), self.fresh_heads, config.extend_positions)
         self.trainer = make_trainer(config, self.mesh)
 
         self.phases: list[Phase] = []
@@ -212,7 +214,7 @@ class PretrainingJob:
         # New heads where it has none.
         key = jax.random.key(config.seed)
         params = load_pretrained_params(
-            config.init_from, objective.model, key, config.reinitialise_head, config.extend_positions
+            config.init_from, objective.model, key, self.fresh_heads, config.extend_positions
         )
         return self.trainer.init(objective, params)
 

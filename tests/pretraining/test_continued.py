@@ -16,6 +16,7 @@ from bertjax.data.build import build_store
 from bertjax.data.documents import read_documents
 from bertjax.formats.arrays import LoadError
 from bertjax.interop import load_model, load_pretrained_params
+from bertjax.interop.huggingface import write_directory
 from bertjax.model.heads import BertForSequenceClassification
 from bertjax.pretraining import job as pretraining
 from bertjax.tokenization import WordPieceTokenizer, load_tokenizer
@@ -75,9 +76,7 @@ def start_loss(config, workdir):
     """Held-out loss of the weights that a job starts from."""
     job = pretraining.prepare(frozen(config), str(workdir))
     trainer = pretraining.make_trainer(frozen(config), job.mesh)
-    params = load_pretrained_params(
-        config.init_from, job.phases[0].objective.model, jax.random.key(0), config.reinitialise_head
-    )
+    params = load_pretrained_params(config.init_from, job.phases[0].objective.model, jax.random.key(0), job.fresh_heads)
     state = trainer.init(job.phases[0].objective, params)
     evaluation = job.evaluations[0]
     return trainer.evaluate(evaluation.objective, state.params, evaluation.batches)
@@ -122,6 +121,23 @@ def test_continued_pre_training_starts_at_the_loss_that_the_run_ended_with(run, 
     assert loss["mlm_loss"] == pytest.approx(last["eval/mlm_loss"], abs=1e-4)
     assert loss["nsp_loss"] == pytest.approx(last["eval/nsp_loss"], abs=1e-4)
     assert last["eval/mlm_loss"] < np.log(37) - 0.02  # it had learnt something
+
+
+def test_a_checkpoint_of_masked_words_alone_goes_on_where_next_sentences_are_not_trained(run, store, tmp_path):
+    workdir, last = run
+    source = load_model(workdir)
+    params = {name: part for name, part in source.params.items() if name in ("encoder", "mlm")}
+    write_directory(tmp_path / "mlm", source.config, params, "BertForMaskedLM", source.tokenizer)
+    config = continued(tmp_path / "mlm", store)
+    with pytest.raises(LoadError, match="(?s)4 missing.*--config.data.nsp=False"):
+        pretraining.prepare(frozen(config), str(tmp_path / "refused"))
+    config.data.nsp = False
+    # In rows without pairs the same words are hidden in other texts.
+    assert start_loss(config, tmp_path / "next")["mlm_loss"] == pytest.approx(last["eval/mlm_loss"], abs=0.1)
+    write_directory(tmp_path / "encoder", source.config, {"encoder": params["encoder"]}, "BertModel", source.tokenizer)
+    config.init_from = str(tmp_path / "encoder")
+    with pytest.raises(LoadError, match=r"(?s)5 missing.*cls.predictions.*head=True\)\.$"):
+        pretraining.prepare(frozen(config), str(tmp_path / "refused"))
 
 
 def test_a_workdir_gives_its_encoder_to_a_fine_tuning_task(run):
