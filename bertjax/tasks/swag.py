@@ -88,7 +88,9 @@ class MultipleChoiceTask(Task):
             key, label = str(row.get("fold-ind") or number), int(gold) if labelled else None
             start = texts[1] if len(texts) > 1 + CHOICES else ""
             records.append(Choice(key, texts[0], start, texts[-CHOICES:], label, where))
-        return Split(split, records, labelled, file_fingerprint(path))
+        empty = sum(not all(map(str.strip, record.endings)) for record in records)
+        notes = (f"questions with an empty ending: {empty:,}",) if empty else ()
+        return Split(split, records, labelled, file_fingerprint(path), notes)
 
     def features(self, split: Split, tokenizer: Tokenizer, max_length: int, training: bool) -> list[Features]:
         """One feature dict a question, whose input_ids are a list of four rows."""

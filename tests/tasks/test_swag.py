@@ -77,3 +77,8 @@ def test_codah_files_without_header_are_read(shared_data):
     task = MultipleChoiceTask(folder, {s: f"{s}.tsv" for s in ("train", "dev", "test")}, "codah")
     assert [len(task.read(s).records) for s in task.splits] == [1665, 556, 555]
     assert task.read("train").records[0].endings[2] == "crosses the road."
+
+
+def test_questions_with_an_empty_ending_are_told(tmp_path):
+    (tmp_path / "train.csv").write_text(f"{HEADER},label\n{ROW},2\n{ROW.replace('eats.', ' ')},0\n")
+    assert MultipleChoiceTask(tmp_path).read("train").notes == ("questions with an empty ending: 1",)
