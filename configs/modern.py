@@ -2,10 +2,11 @@
 
     python -m bertjax.main --config=configs/modern.py:large,v5e_16 --config.data.corpus=STORE
 
-Variants: a size, base (default), large or small (ours, for one GPU); nsp adds next-sentence pairs and segment
-embeddings; muon trains by that optimizer; v5e_16 and v4_32 fit those TPU slices. Numbers are those of the paper's
-tables 3 and 4, section 2.2.2 and its published settings (AnswerDotAI/ModernBERT, yamls/modernbert);
-docs/pretraining.md says what differs from the published run.
+Variants: a size, base (default), large or small (ours, for one GPU); budget trains for minutes of one GPU, not for
+2 T tokens; nsp adds next-sentence pairs and segment embeddings; muon trains by that optimizer; v5e_16 and v4_32 fit
+those TPU slices. Numbers are those of the paper's tables 3 and 4, section 2.2.2 and its published settings
+(AnswerDotAI/ModernBERT, yamls/modernbert); docs/pretraining.md says what differs from the published run. Those of
+budget are measured: docs/benchmarks.md, "What 30 GPU-minutes buy".
 """
 
 from bertjax.config import Architecture, apply_variants, default_config, scan_layers, total_steps, walk
@@ -53,6 +54,17 @@ def get_config(variants=""):
     config.eval.seq_length, config.eval.masking_rate = SHORT, 0.15
     config.eval.every_steps = config.checkpoint.every_steps = 4_000  # published
 
+    def budget(config):
+        config.budget_minutes = 20
+        config.phases, config.batch_size, config.accumulation = (
+            ((90_000, 128), (10_000, 512)),
+            128,
+            1,
+        )  # shares of the time
+        config.optimizer.learning_rate, config.optimizer.warmup_steps, config.optimizer.decay_share = 4e-4, 10_000, 0.2
+        config.model.classifier_pooling = "cls"
+        config.eval.seq_length, config.checkpoint.every_steps = 128, 20_000
+
     def on_16_chips(config, fsdp=1):
         scan_layers("full")(config)
         config.accumulation, config.mesh.fsdp = recipe["on_16_chips"], fsdp
@@ -64,6 +76,7 @@ def get_config(variants=""):
     # Without segments, pairs are learnt at the cost of all tasks that compare two texts: docs/benchmarks.md
     pairs = {"data.nsp": True, "model.classifier_pooling": "cls", "model.type_vocab_size": 2}
     variants = {
+        "budget": budget,
         "muon": muon,
         "nsp": lambda config: config.update_from_flattened_dict(pairs),
         "v5e_16": lambda config: on_16_chips(config, 16 if size == "large" else 1),  # docs/plan.md

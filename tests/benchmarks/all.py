@@ -46,13 +46,7 @@ TASKS = {
     "squad": "/SQuAD --tasks=squad1.1 --seeds=5 --epochs=2 --max_length=384",
     "wnut": "/WNUT-17 --tasks=ner --seeds=20 --epochs=4",
 }
-RECIPES = {
-    "bertjax": "bertjax",
-    "transformers": "peer",
-    "recipe": "recipe",
-    "modern": "modern+optimizer.learning_rate=4e-4",
-    "muon": "muon",
-}
+RECIPES = {"bertjax": "bertjax", "transformers": "peer", "recipe": "recipe", "modern": "modern", "muon": "muon"}
 QUALITY = (
     "quality prepare --store={store} --out={out}/quality --minutes=8 --phases=128:0.9,512:0.1 "
     f"--runs={','.join(RECIPES.values())} && quality run "

@@ -17,11 +17,11 @@ The runs (--runs=NAME,NAME):
     padded   the same with one pair a row
     shorter  'bertjax' in 70 % of the minutes
     recipe   'bertjax' with masking, dropout, b2 and clipping of configs/recipes.py:budget
-    modern   configs/modern.py:base,nsp with its own optimizer and schedule
-    muon     configs/modern.py:base,nsp,muon with a learning rate of 1.2e-3
+    modern   configs/modern.py:budget with its own optimizer and schedule, no next sentences
+    muon     configs/modern.py:budget,muon with a learning rate of 1.2e-3
 
 Behind the name of a run of bertjax may stand settings of its own, so that a search is one command:
---runs=recipe,recipe+masking.rate=0.4,modern+optimizer.learning_rate=5e-4+execution.dtype=float8
+--runs=recipe,recipe+masking.rate=0.4,modern+data.nsp=True+model.type_vocab_size=2
 
 Batch in rows, learning rate, shape of the schedule, optimizer and dropout are the same in all, but
 for what 'recipe', 'modern' and such settings change. The schedule follows the clock
@@ -133,8 +133,6 @@ class Settings:
         ):
             values[f"model.{field}"] = getattr(model, field)
         values["optimizer.warmup_steps"] = round(UNITS * self.warmup)
-        if modern:
-            values |= {"data.nsp": True, "accumulation": 1, "optimizer.decay_share": 0.2}
         if name == "muon":
             values["optimizer.learning_rate"] = 1.2e-3
         elif not modern:
@@ -225,7 +223,7 @@ def finished(directory: pathlib.Path) -> bool:
 
 def experiment(name: str) -> str:
     """The shipped configuration of a run of bertjax."""
-    shipped = {"recipe": "recipes:budget", "modern": "modern:base,nsp", "muon": "modern:base,nsp,muon"}
+    shipped = {"recipe": "recipes:budget", "modern": "modern:budget", "muon": "modern:budget,muon"}
     return shipped.get(name.split("+")[0], "base")
 
 
@@ -274,10 +272,12 @@ def run_all(settings: Settings, out: pathlib.Path, gpus: list[str]) -> list[str]
 def score(out: pathlib.Path) -> dict[str, dict[str, dict[str, float]]]:
     """Held-out metrics of every exported model at every length, all by bertjax; scores.json.
 
-    This also checks the peer's own evaluation: at the curve's length it must agree with its end.
+    All see the same rows, pairs of sentences, also a model that never learnt next sentences. This also checks the
+    peer's own evaluation: at the curve's length it must agree with its end.
     'mlm_loss_beyond' is that of the positions which only rows longer than the curve's have.
     """
     import jax
+    import jax.numpy as jnp
 
     from bertjax.interop import load_model
     from bertjax.model.presets import Execution
@@ -293,7 +293,7 @@ def score(out: pathlib.Path) -> dict[str, dict[str, dict[str, float]]]:
 
         @jax.jit
         def sums(params, batch, model=model):
-            mlm, nsp = model.apply(
+            logits = model.apply(
                 {"params": params},
                 batch["input_ids"],
                 batch["attention_mask"],
@@ -301,13 +301,13 @@ def score(out: pathlib.Path) -> dict[str, dict[str, dict[str, float]]]:
                 None,
                 batch["mlm_positions"],
             )
+            mlm, nsp = logits if isinstance(logits, tuple) else (logits, None)
             weights = batch["mlm_weights"]
             beyond = weights * (batch["mlm_positions"] >= settings.length)
-            return (
-                losses.classification_sums(mlm, batch["mlm_labels"], weights),
-                losses.classification_sums(mlm, batch["mlm_labels"], beyond),
-                losses.classification_sums(nsp, batch["nsp_labels"], batch["nsp_weights"]),
-            )
+            sums = [losses.classification_sums(mlm, batch["mlm_labels"], each) for each in (weights, beyond)]
+            if nsp is None:
+                return *sums, jnp.zeros(3)
+            return *sums, losses.classification_sums(nsp, batch["nsp_labels"], batch["nsp_weights"])
 
         for length, _ in settings.phases:
             rows = dict(np.load(out / f"heldout_{length}.npz"))
@@ -319,7 +319,7 @@ def score(out: pathlib.Path) -> dict[str, dict[str, dict[str, float]]]:
             results.setdefault(name, {})[str(length)] = {
                 "mlm_loss": mlm / words,
                 "mlm_accuracy": correct / words,
-                "nsp_accuracy": right / pairs,
+                **({"nsp_accuracy": right / pairs} if pairs else {}),
                 **({"mlm_loss_beyond": mlm_beyond / words_beyond} if words_beyond else {}),
             }
     (out / "scores.json").write_text(json.dumps(results, indent=1))

@@ -6,6 +6,7 @@ In: OUT/NAME of each run, with curve.jsonl (the peer's) or the metrics.jsonl of 
 from __future__ import annotations
 
 import json
+import math
 import pathlib
 import statistics
 from typing import TYPE_CHECKING
@@ -56,7 +57,7 @@ def read_curve(directory: pathlib.Path) -> Curve:
             "step": record["step"],
             "mlm_loss": record["eval/mlm_loss"],
             "mlm_accuracy": record["eval/mlm_accuracy"],
-            "nsp_accuracy": record["eval/nsp_accuracy"],
+            "nsp_accuracy": record.get("eval/nsp_accuracy", math.nan),  # a run without next sentences has none
         }
         for record in _records(directory / "metrics.jsonl")
         if "eval/mlm_loss" in record
@@ -129,7 +130,7 @@ def table(settings: Settings, out: pathlib.Path) -> str:
                 f"{steps_per_second(curve) * settings.batch_size:,.0f}",
                 f"{end['mlm_loss']:.3f}",
                 f"{end['mlm_accuracy']:.1%}",
-                f"{end['nsp_accuracy']:.1%}",
+                "-" if math.isnan(end["nsp_accuracy"]) else f"{end['nsp_accuracy']:.1%}",
                 *long,
                 f"{reached:.0f} s ({reached / goal['seconds']:.0%})" if reached else "-",
             )

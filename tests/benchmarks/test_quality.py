@@ -11,6 +11,9 @@ import pytest
 from bertjax.command_line import load_config
 from bertjax.config import OptimizerSettings, default_config, frozen
 from bertjax.config_checks import check_config
+from bertjax.interop.huggingface import write_directory
+from bertjax.model.heads import init_params, pretraining_network
+from bertjax.model.presets import PRESETS, modern
 from bertjax.pretraining import job as pretraining
 from bertjax.tokenization.wordpiece import WordPieceTokenizer
 from bertjax.training.optimizer import learning_rate_schedule, make_optimizer
@@ -112,6 +115,27 @@ def test_a_run_that_is_still_going_has_the_curve_of_what_it_has_logged(settings,
         {"seconds": 30.0, "step": 7, "mlm_loss": 6.0, "mlm_accuracy": 0.1, "nsp_accuracy": 0.5}
     ]
     assert "| bertjax | 30 | 7 |" in quality_curves.table(settings, tmp_path)
+    quality_curves.draw(settings, tmp_path)
+
+
+def test_runs_without_next_sentences_are_drawn_and_scored_on_the_same_rows(settings, tmp_path):
+    settings = dataclasses.replace(settings, runs=("bertjax", "modern"))
+    quality.prepare(settings, tmp_path)
+    vocab_size = 5 + len(WORDS)
+    for name, config in (("bertjax", PRESETS["tiny"]), ("modern", modern(2, 128, 192))):
+        config = dataclasses.replace(config, vocab_size=vocab_size)
+        network = pretraining_network(config, name == "bertjax")(config)
+        params = init_params(network, jax.random.key(0))
+        (tmp_path / name).mkdir()
+        write_directory(tmp_path / name / "model", config, params, type(network).__name__)
+    (tmp_path / "modern" / "started").write_text("1000.5")
+    record = {"step": 7, "time": 1030.5, "eval/mlm_loss": 6.0, "eval/mlm_accuracy": 0.1}
+    (tmp_path / "modern" / "metrics.jsonl").write_text(json.dumps(record) + "\n")
+
+    scores = quality.score(tmp_path)
+    assert "nsp_accuracy" in scores["bertjax"]["32"] and "nsp_accuracy" not in scores["modern"]["32"]
+    assert 3.5 < scores["modern"]["32"]["mlm_loss"] < 4.8  # random weights: about ln(65)
+    assert "| bertjax, modern encoder | 30 | 7 | 0 | 6.000 | 10.0% | - |" in quality_curves.table(settings, tmp_path)
     quality_curves.draw(settings, tmp_path)
 
 

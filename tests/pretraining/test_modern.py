@@ -42,6 +42,14 @@ def test_sizes_and_tokens_are_the_published_ones(variants, parameters, tokens, d
     assert config.data.nsp == ("nsp" in variants) == (config.model.type_vocab_size == 2)
 
 
+def test_the_budget_is_minutes_of_one_gpu():
+    config = frozen(get_config("base,budget"))
+    check_config(config)
+    assert (config.budget_minutes, config.accumulation, config.optimizer.learning_rate) == (20, 1, 4e-4)
+    assert [(phase.length, phase.rows) for phase in phases(config)] == [(128, 128), (512, 128)]
+    assert not config.data.nsp and config.model.type_vocab_size == 0  # which transformers loads
+
+
 def test_a_miniature_trains_through_its_phases_and_transformers_gives_its_logits(random_store, tmp_path):
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
