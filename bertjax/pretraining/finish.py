@@ -156,7 +156,7 @@ def card(job: PretrainingJob, step: int, told: list[str], examples: list[dict[st
     objectives = f"{objective} and next sentences" if config.data.nsp else objective
     size = parameters_text(parameter_count(model, job.heads))
     summary = (
-        f"A BERT with {model.num_hidden_layers} layer{'s' * (model.num_hidden_layers > 1)} of width "
+        f"An encoder with {model.num_hidden_layers} layer{'s' * (model.num_hidden_layers > 1)} of width "
         f"{model.hidden_size}, {model.num_attention_heads} heads and {size}, "
         f"pre-trained from {start} to predict {objectives}."
     )
@@ -184,7 +184,7 @@ def card(job: PretrainingJob, step: int, told: list[str], examples: list[dict[st
         sections["What it fills in"] = "\n".join(
             f"* {example['text']}\n  {_words(example['predictions'])}" for example in examples
         )
-    title = f"BERT pre-trained in {job.workdir.name}"
+    title = f"{'BERT' if model.type == 'bert' else 'Encoder'} pre-trained in {job.workdir.name}"
     architecture, model_type = huggingface.class_name(model, job.architecture)
     mask = job.tokenizer.id_to_token(job.tokenizer.mask_id)
     return model_card(title, architecture, summary, data, recipe, sections, not model.is_decoder, mask, model_type)

@@ -142,7 +142,7 @@ def card(tuner: FineTuner, result: Mapping[str, Any]) -> str:
     # A run's model is RUN/model, which says nothing without the run's name.
     start = "/".join(origin.parts[-2:]) if origin.name == "model" else origin.name
     summary = (
-        f"A BERT with {model.num_hidden_layers} layers of width {model.hidden_size} and "
+        f"An encoder with {model.num_hidden_layers} layers of width {model.hidden_size} and "
         f"{parameters_text(parameter_count(model, heads=('pooler',)))}, fine-tuned from the "
         f"weights of `{start}` for the task {task.name} ({task.head.replace('_', ' ')})."
     )

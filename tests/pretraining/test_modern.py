@@ -75,6 +75,7 @@ def test_a_miniature_trains_through_its_phases_and_transformers_gives_its_logits
     assert len(losses) == 6 and np.isfinite(losses).all()
     written = json.loads((tmp_path / "model" / "config.json").read_text())
     assert written["model_type"] == "modernbert"
+    assert "\n# Encoder pre-trained in " in (tmp_path / "model" / "README.md").read_text()  # it is no BERT
 
     ours = load_model(tmp_path / "model")
     ids = np.random.default_rng(0).integers(5, written["vocab_size"], (2, 48))
