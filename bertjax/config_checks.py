@@ -1,6 +1,8 @@
 """Refuses settings that cannot work, before any data is read or anything compiled.
 
-What depends on the data or the devices is checked by the jobs that read them.
+In: the ConfigDict that a config file and the command line have made. Out: a Config, or a ValueError
+that names the setting, its value and the remedy. What depends on the data or the devices is checked
+by the jobs that read them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Whether the files of a token store still are what its manifest says.
 
-Checked are the content hash of every shard, table and tokenizer file, and that ids, sentence ends and addresses are in
-range, since compiled code follows them unchecked.
+In: a store's directory, manifest and memory maps. Out: nothing, or a ValueError that names a file. Checked are the
+content hash of every shard, table and tokenizer file, and that ids, sentence ends and addresses are in range, since
+compiled code follows them unchecked.
 
 A file is read only where its size, its times or the hash that it must have differ from those at its last check, which
 are kept in DIR/verified.json (or, where that cannot be written, in CACHE): the first start reads the store once, later

@@ -1,4 +1,7 @@
-"""A model with its weights, ready to be called, and how far the outputs of two such models differ."""
+"""A model with its weights, ready to be called, and how far the outputs of two such models differ.
+
+In: a network and its parameters, which loading.py reads. Out: what forward.py and the questions above it call.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Fits what a file holds to the parameters of a model, or says in one message what is wrong."""
+"""Fits what a file holds to the parameters of a model, or says in one message what is wrong.
+
+In: the model's {path: shape} and the file's arrays or headers by their foreign names. Out: {path: array}.
+"""
 
 import logging
 import re

@@ -1,8 +1,8 @@
 """The one way to open a model on disk: Hugging Face directories, Google's checkpoints, our runs.
 
-A `Source`'s configuration, tokenizer and label names have been read and checked against each other; its weights are
-read when they are asked for. Whatever needs a model, its tokenizer or its heads (pre-training, fine-tuning, the tools,
-Python calls) comes through here.
+In: a path. Out: a `Source`, whose configuration, tokenizer and label names have been read and
+checked against each other; its weights are read when they are asked for. Whatever needs a model,
+its tokenizer or its heads (pre-training, fine-tuning, the tools, Python calls) comes through here.
 """
 
 from __future__ import annotations

@@ -1,11 +1,15 @@
 """Where the rows of a batch lie: all that the network knows about meshes.
 
-Under fsdp the rows of a batch and the matrices of a layer lie split over the same devices, and a product can follow
-either. Left alone, the compiler follows the matrices: every device then holds a slice of the hidden units of *all*
-rows, and adds up whole activations with the others. Told where the rows are, it gathers each layer's matrices instead,
-which is what fsdp means. For large, 256 x 512 tokens on 16 TPU chips, that is 4 GB exchanged a step instead of 97, and
-temporaries of 6 GiB a chip instead of 30. And a kernel, into which the compiler cannot look, must be told the same to
-run on each device's own rows and heads.
+Under fsdp the rows of a batch and the matrices of a layer lie split over the same devices, and a
+product can follow either. Left alone, the compiler follows the matrices: every device then holds a
+slice of the hidden units of *all* rows, and adds up whole activations with the others. Told where
+the rows are, it gathers each layer's matrices instead, which is what fsdp means. For large, 256 x
+512 tokens on 16 TPU chips, that is 4 GB exchanged a step instead of 97, and temporaries of 6 GiB a
+chip instead of 30. And a kernel, into which the compiler cannot look, must be told the same to run
+on each device's own rows and heads.
+
+In: the mesh, from whoever traces a step over one (training/trainer.py). Out: activations that are
+held to it, functions that run on each device's share.
 """
 
 import contextlib

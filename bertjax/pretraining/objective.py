@@ -1,4 +1,7 @@
-"""What pre-training learns: masks drawn on the device, the joint MLM and NSP loss."""
+"""What pre-training learns: masks drawn on the device, the joint MLM and NSP loss.
+
+In: batches of data/batches.py (or already masked ones of data/bert_records.py). Out: see trainer.Objective.
+"""
 
 import dataclasses
 from typing import Any

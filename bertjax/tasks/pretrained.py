@@ -1,6 +1,7 @@
 """Where a fine-tuning run starts: the encoder of any checkpoint and a head, old or new.
 
-What the checkpoint lacks is drawn from the run's key.
+In: a path that bertjax.interop opens. Out: {path: array} parameters of the task's model; what the checkpoint lacks is
+drawn from the run's key.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a fine-tuning run leaves: result.json, predictions, the model with its card.
 
-Process 0 writes, all predict.
+In: a FineTuner and what one of its trainings gave. Out: files in the work directory; process 0 writes, all predict.
 """
 
 from __future__ import annotations

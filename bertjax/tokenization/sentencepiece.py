@@ -1,6 +1,7 @@
 """sentencepiece models behind the interface of tokenizer.py.
 
-The model brings its own text normalisation (casing included); the special tokens are found by name among its pieces.
+In: a .model file. Out: ids, tokens, offsets, the special ids. The model brings its own text
+normalisation (casing included); the special tokens are found by name among its pieces.
 """
 
 import hashlib

@@ -1,9 +1,10 @@
 """WordPiece exactly as the original BERT: text -> ids, with offsets, and ids -> text.
 
-Follows `FullTokenizer` of google-research/bert `tokenization.py`: basic tokenization (normalization.py), then greedy
-longest match, at most 200 characters a word unless the files say otherwise. Bounded caches (chunk -> ids, word -> ids)
-carry the speed: most of a text is a dictionary look-up a chunk, made in C. For whole batches `encode_flat` is three
-times faster still: see ascii_words.py.
+In: str. Out: token ids (lists, or one int32 array for a whole batch), tokens, offsets. Follows
+`FullTokenizer` of google-research/bert `tokenization.py`: basic tokenization (normalization.py),
+then greedy longest match, at most 200 characters a word unless the files say otherwise. Bounded
+caches (chunk -> ids, word -> ids) carry the speed: most of a text is a dictionary look-up a chunk,
+made in C. For whole batches `encode_flat` is three times faster still: see ascii_words.py.
 """
 
 import hashlib

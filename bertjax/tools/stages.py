@@ -1,8 +1,8 @@
 """Builds the training steps of a configuration, without a corpus.
 
-There is a `Stage` for each shape of batch that the run has (a phase of pre-training; the longest rows of a fine-tuning
-task), which `bench` times and `plan` compiles. Objective, optimizer and trainer are made by the same functions as in a
-run, so that neither can differ from what runs.
+In: a configuration and the devices of a topology. Out: a `Stage` for each shape of batch that the run has (a phase of
+pre-training; the longest rows of a fine-tuning task), which `bench` times and `plan` compiles. Objective, optimizer and
+trainer are made by the same functions as in a run, so that neither can differ from what runs.
 """
 
 import dataclasses

@@ -1,6 +1,7 @@
 """The training loop around a compiled step: input, dispatch, log, profile, evaluate, save, stop.
 
-Step n+1 is dispatched before the metrics of step n are fetched: the device never waits for the log.
+In: what `Trainer.fit` was given. Out: the state after the last phase; metrics in the logbook, states in the
+checkpoints. Step n+1 is dispatched before the metrics of step n are fetched: the device never waits for the log.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Compiled programs: in the background before their first use, and kept with the run.
 
-On a GPU, XLA chooses among algorithms by timing them, so that compiling the same program again may give other sums. A
-run that resumes therefore loads the executables that it kept in its directory (`Programs.keep_in`).
+In: jitted functions and the shapes of their arguments. Out: executables. On a GPU, XLA chooses among algorithms by
+timing them, so that compiling the same program again may give other sums. A run that resumes therefore loads the
+executables that it kept in its directory (`Programs.keep_in`).
 """
 
 import hashlib

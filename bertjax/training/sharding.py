@@ -1,6 +1,7 @@
 """How arrays lie on devices: the mesh (data, fsdp, tensor), the table from parameter path to axes.
 
-The batch is split over data and fsdp; parameters and optimizer state over fsdp and tensor. Results do not depend on the
+In: device counts, parameter shapes. Out: a Mesh and NamedShardings, which `jax.jit` turns into the collectives. The
+batch is split over data and fsdp; parameters and optimizer state over fsdp and tensor. Results do not depend on the
 mesh, except for the order of sums.
 """
 

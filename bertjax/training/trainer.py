@@ -1,5 +1,8 @@
 """The trainer: one compiled step over the mesh; `fit` repeats, logs, evaluates and saves it (loop.py).
 
+In: an Objective (what is learnt), an optimizer, a mesh, host batches as a function of the step. Out: the trained
+TrainState.
+
 Everything random derives from (seed, step), and batches are asked for by step, so a resumed run repeats the undisturbed
 one bit for bit:
   1. To resume, restore a TrainState and call `fit`: it goes on at state.step.

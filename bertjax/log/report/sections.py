@@ -1,6 +1,6 @@
 """The report's sections: results, classes, examples, settings, hardware and starts.
 
-Everything that comes from data is escaped.
+In: runs. Out: HTML. Everything that comes from data is escaped.
 """
 
 import datetime

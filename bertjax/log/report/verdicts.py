@@ -1,6 +1,6 @@
 """What the numbers of a run say, in a few words above the tables.
 
-Each sentence is there only where the numbers for it are, and support it.
+In: a run. Out: sentences, each only where the numbers for it are there and support it.
 """
 
 import json

@@ -1,8 +1,9 @@
 """Compiles one step in a process of its own, and keeps the result.
 
-The TPU compiler can be stopped only with its process: in quick mode that ends as soon as memory is assigned, after a
-tenth of the time; what remains is machine code, and the cycle estimates that come with it. Results are kept under a
-hash of the lowered program, the topology and the versions of the compiler.
+In: a configuration, a slice (None = this machine), which stage. Out: `StageInfo` and `Compiled`. The TPU compiler can
+be stopped only with its process: in quick mode that ends as soon as memory is assigned, after a tenth of the time; what
+remains is machine code, and the cycle estimates that come with it. Results are kept under a hash of the lowered
+program, the topology and the versions of the compiler.
 """
 
 import concurrent.futures

@@ -1,7 +1,7 @@
 """Reads the text of a compiled XLA program: instructions, trip counts of loops, collectives, cycles.
 
-What is in the body of a loop counts as often as the loop runs. No API of jax gives the cycle estimates and trip counts;
-they are attributes in this text.
+In: `compiled.as_text()`. Out: a `Program`. What is in the body of a loop counts as often as the loop runs. No API of
+jax gives the cycle estimates and trip counts; they are attributes in this text.
 """
 
 import collections

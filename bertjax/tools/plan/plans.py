@@ -1,4 +1,7 @@
-"""Plans of a configuration, the search for a better one, and the text of both."""
+"""Plans of a configuration, the search for a better one, and the text of both.
+
+In: a configuration and where it is to run. Out: a `Plan`, of a search several with the best first; lines of text.
+"""
 
 import dataclasses
 import itertools
