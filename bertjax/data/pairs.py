@@ -328,11 +328,7 @@ class PairIndex:
         nsp: bool = True,
     ):
         self.drawing = drawing_of(store, seq_length, seed, epoch, short_seq_prob, nsp)
-        if not store.num_documents:
-            raise ValueError(
-                f"{store.path}: 0 examples in the split {store.split!r}; build the store with more documents (in plain "
-                "text a blank line ends one; two are the least, one of them held out) or another heldout_fraction"
-            )
+        store.require_documents()
         self.store, self.seq_length = store, seq_length
         self.tables = tables_of(store)  # valid while the store is there, which holds the memory maps
         bound = store.num_sentences  # a pair takes at least one; untouched memory costs nothing

@@ -117,6 +117,14 @@ class TokenStore:
         """Another split of the same store."""
         return TokenStore(self.path, split, self.manifest)
 
+    def require_documents(self) -> None:
+        """Raises ValueError for a split without documents."""
+        if not self.num_documents:
+            raise ValueError(
+                f"{self.path}: 0 examples in the split {self.split!r}; build the store with more documents (in plain "
+                "text a blank line ends one; two are the least, one of them held out) or another heldout_fraction"
+            )
+
     @property
     def layout(self) -> Layout:
         """The special tokens around texts, as the tokenizer has them."""

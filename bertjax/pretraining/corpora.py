@@ -99,6 +99,7 @@ class StoreCorpus(Corpus):
                 name = f"{name}_{number}"
             if len(heldout := store.other_split("heldout")):
                 self._others[name] = heldout
+        self._heldout.require_documents()  # before advice on a single document, by which it could not be trained on
         for store in self.stores:
             self._check(store)
         for name, heldout in {str(self.stores[0].path): self._heldout, **self._others}.items():

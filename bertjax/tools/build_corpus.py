@@ -206,7 +206,9 @@ def summary(manifest: dict[str, Any], path: str, duration: str = "") -> str:
     for split in SPLITS:
         found = manifest["splits"][split]
         lines.append(f"{split:10}{found['documents']:14,}{found['sentences']:14,}{found['tokens']:16,}")
-    random = "none, since they come from another document and there is one only: train with config.data.nsp=false"
+    heldout = manifest["splits"]["heldout"]["documents"]
+    random = "none, since they come from another document and there is one only"
+    random += ": train with config.data.nsp=false" * bool(heldout)
     if manifest["random_share"] is not None:
         random = f"{manifest['random_share']:.1%} at 128 (label 1; 0 = is next)"
     lines += [
@@ -216,8 +218,9 @@ def summary(manifest: dict[str, Any], path: str, duration: str = "") -> str:
         f"longest line     {manifest['longest_line']:,} tokens",
         f"copies           {manifest['duplicate_share']:.2%} of the tokens, in documents whose text occurs before",
     ]
-    if manifest["splits"]["heldout"]["documents"] == 1:
-        lines.append("held out         a single document: NSP is not evaluated on it")
+    if heldout < 2:
+        told = "a single document: NSP is not evaluated on it", "nothing: a run needs a document to be evaluated on"
+        lines.append(f"held out         {told[not heldout]}")
     tokenizer = manifest["tokenizer"]
     lines += [
         f"dropped          {counts('dropped')}",

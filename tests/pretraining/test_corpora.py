@@ -19,6 +19,7 @@ from bertjax.pretraining.finish import random_share, token_entropy
 from bertjax.run.checkpoint import Checkpoints
 from bertjax.run.run import summary
 from bertjax.tokenization.wordpiece import WordPieceTokenizer
+from bertjax.tools import build_corpus
 from tests.tfrecords import make_example, write_records
 
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -276,6 +277,17 @@ def test_a_corpus_is_measured_at_the_start_and_refused_or_trained_on_with_a_word
     assert len(opened.remarks) == 1 and opened.remarks[0].startswith(str(tmp_path / "s"))
     config.data.nsp, config.data.corpus_limits = False, "refuse"  # rows without NSP lose nothing
     assert open_corpus(frozen(config), epath.Path(tmp_path), (0, 1)).remarks == []
+
+
+def test_a_corpus_of_one_document_is_refused_with_advice_that_helps(tmp_path):
+    tokenizer = WordPieceTokenizer([*SPECIALS, *WORDS], do_lower_case=True)
+    manifest = build_store(None, tokenizer, tmp_path / "s", documents=[[f"w{j} w1" for j in range(6)]])
+    assert "nsp=false" not in build_corpus.summary(manifest, "s")
+    assert "held out         nothing: a run needs a document" in build_corpus.summary(manifest, "s")
+    config = default_config()
+    config.data.corpus, config.phases = str(tmp_path / "s"), ((2, 64),)
+    with pytest.raises(ValueError, match="0 examples in the split 'heldout'; build the store with more documents"):
+        open_corpus(frozen(config), epath.Path(tmp_path), (0, 1))  # and not to train without NSP, refused in its turn
 
 
 @pytest.mark.parametrize(("documents", "remark"), [(2, None), (3, "NSP is not evaluated")])
