@@ -394,7 +394,7 @@ def test_words_are_shaded_by_how_much_they_matter(tmp_path):
     (run / "examples.json").write_text(json.dumps([example]))
     page = write_report([run]).read_text()
     assert '<i class="for" style="--share:100%" title="+2.00">a</i>' in page
-    assert '<i class="against" style="--share:50%" title="-1.00"> &lt;b&gt;</i> c d</p><p>e</p>' in page
+    assert '<i class="against" style="--share:50%" title="-1.00"> &lt;b&gt;</i> c d</p><p dir="auto">e</p>' in page
 
 
 class Tags(html.parser.HTMLParser):

@@ -95,6 +95,39 @@ def test_the_axis_is_switched_for_all_runs(tmp_path, axis, tick, farthest):
     assert f">{tick}</text>" in loss and "NaN" not in loss and loss.count("<circle") == 8
 
 
+@pytest.mark.parametrize(
+    "name, low, step", [("mlm_accuracy", 0.9023, 3e-6), ("loss", 7.16, 3e-6), ("tokens_per_second", 2e4, 0.3)]
+)
+def test_no_two_ticks_of_an_axis_say_the_same(tmp_path, name, low, step):
+    records = [{"step": n, "loss": 1.0, name: low + n * step} for n in range(9)]
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    dom, console = chromium(write_report([tmp_path / "run"]), tmp_path / "home", "--dump-dom")
+    assert console == []
+    for svg in re.findall(r"<svg [^>]*aria-label.*?</svg>", dom, re.DOTALL):
+        texts = re.findall(r'text-anchor="end">(.*?)</text>', svg)
+        assert len(set(texts)) == len(texts) >= 3
+
+
+@pytest.mark.parametrize("text, sign", [("one two three", 1), ("אחד שתים שלוש", -1), ("واحد اثنان ثلاثة", -1)])
+def test_examples_are_read_in_the_direction_of_their_script(tmp_path, text, sign):
+    run = make_run(tmp_path / "run", 0.02)
+    words = [[word, "B-X", "O"] for word in text.split()]
+    sure = {"gold": "x", "predicted": "y", "right": False, "score": 0.5}
+    (run / "examples.json").write_text(
+        json.dumps([{**sure, "words": words}, {**sure, "texts": [text]}, {"text": text, "predictions": []}])
+    )
+    page = write_report([run])
+    measure = """<script>document.title = [...document.querySelectorAll(".example p[dir]")].map(p => {
+      const spans = [...p.querySelectorAll("span")].map(s => s.getBoundingClientRect().x);
+      return spans.length ? Math.sign(spans.at(-1) - spans[0])
+        : getComputedStyle(p).direction === "rtl" ? -1 : 1;
+    })</script>"""
+    page.write_text(page.read_text().replace("</html>", f"{measure}</html>"))
+    dom, _ = chromium(page, tmp_path / "home", "--dump-dom")
+    assert re.search("<title>(.*)</title>", dom)[1] == f"{sign},{sign},{sign}"
+
+
 def finetuned_run(directory):
     """A run with every plot, wide tables and long words."""
     run = make_run(directory, 0.02)

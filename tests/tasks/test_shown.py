@@ -81,9 +81,9 @@ def test_an_example_of_question_answering_shows_the_passage_around_the_answer(tm
     logits = [np.zeros((len(row["input_ids"]), 2)) for row in features]
     made = shown.examples_of(task, split, features, logits)
     page = sections.examples([Run("run", [], examples=made)])
-    assert "<p>who is there</p>" in page and '<i class="right">anna</i> is &lt;b&gt; there .' in page
+    assert '<p dir="auto">who is there</p>' in page and '<i class="right">anna</i> is &lt;b&gt; there .' in page
     assert len(made[0]["texts"][1]) <= 300
-    assert ("<p>…" in page) == bool(before)  # what stands far before is cut
+    assert ('<p dir="auto">…' in page) == bool(before)  # what stands far before is cut
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_an_example_of_question_answering_shows_the_passage_around_the_answer(tm
 )
 def test_gold_and_predicted_answers_are_marked_in_the_passage(gold, predicted, shown):
     example = {"texts": ["?", "a <b> c d"], "gold": "", "predicted": "", "right": False, "answers": [gold, predicted]}
-    assert f"<p>{shown}</p>" in sections.examples([Run("run", [], examples=[example])])
+    assert f'<p dir="auto">{shown}</p>' in sections.examples([Run("run", [], examples=[example])])
 
 
 def test_an_answer_that_the_null_threshold_rules_out_is_shown_as_none(tmp_path):

@@ -240,7 +240,7 @@ def _card(example: Mapping[str, Any], run: str) -> str:
     parts = [f"<small>{_text(run)}</small>" if run else ""]
     if "words" in example:
         words = " ".join(_word(*word) for word in example["words"])
-        parts.append(f'<p class="words">{mark}{words}</p>')
+        parts.append(f'<p class="words" dir="auto">{mark}{words}</p>')
     elif "gold" in example:
         answers = f"predicted <b>{_text(example['predicted'])}</b>"
         if not example["right"] or example["predicted"] != example["gold"]:
@@ -251,10 +251,10 @@ def _card(example: Mapping[str, Any], run: str) -> str:
         texts = [_shaded(*both, most) for both in zip(example["texts"], pieces, strict=True)]
         if "answers" in example:
             texts[-1] = _answered(example["texts"][-1], *example["answers"])
-        parts += [f"<p>{text}</p>" for text in texts]
+        parts += [f'<p dir="auto">{text}</p>' for text in texts]
     else:
         masked = _text(example.get("text", "")).replace("[MASK]", "<mark>[MASK]</mark>")
-        parts.append(f"<p>{masked}</p>")
+        parts.append(f'<p dir="auto">{masked}</p>')
     bars = "".join(  # as long as their probability
         f'<li><span style="width:{100 * float(probability):.1f}%"></span>'
         f"<b>{_text(name)}</b> {100 * float(probability):.1f} %</li>"
