@@ -6,6 +6,7 @@ and the like; only in a file without any is it the carriage return.
 
 import bz2
 import contextlib
+import functools
 import gzip
 import io
 import lzma
@@ -82,6 +83,13 @@ def refuse_other_text(first: bytes, path: str | os.PathLike[str]) -> None:
         )
 
 
+@functools.lru_cache(1)
+def _piped(path: str, number: int) -> bytes:
+    """What comes through a pipe such as /dev/stdin, kept: it can be read once, and readers look at a file first."""
+    with open(path, "rb") as file:
+        return file.read()
+
+
 def read_text(path: str | os.PathLike[str]) -> str:
     """A whole UTF-8 file without its byte order mark.
 
@@ -95,7 +103,7 @@ def read_text(path: str | os.PathLike[str]) -> str:
     if not stat.S_ISREG(status.st_mode) and not (stat.S_ISDIR(status.st_mode) or str(path).startswith("/dev/")):
         raise ValueError(f"{path} is a pipe, socket or device, not a file; write its content to a file first")
     limit = max(_LEAST, _EXPANSION * status.st_size) if is_compressed(str(path)) else -1
-    with open_bytes(path) as file:
+    with io.BytesIO(_piped(path, status.st_ino)) if stat.S_ISFIFO(status.st_mode) else open_bytes(path) as file:
         data = file.read(limit)
         if limit > 0 and file.read(1):
             raise ValueError(f"{path} unpacks to more than {_EXPANSION} times its size; unpack it and look at it")

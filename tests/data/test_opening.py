@@ -1,6 +1,7 @@
 """Text and lines of files of every usual sort."""
 
 import gzip
+import os
 
 import pytest
 
@@ -47,3 +48,12 @@ def test_bytes_that_are_not_utf8_name_file_line_and_byte(tmp_path, mark):
 def test_an_empty_file_has_no_line(tmp_path):
     (tmp_path / "in.txt").write_bytes(b"")
     assert read_lines(tmp_path / "in.txt") == []
+
+
+def test_a_pipe_of_the_shell_can_be_read_again():
+    for text in ("the first\n", "another\n"):
+        reader, writer = os.pipe()
+        os.write(writer, text.encode())
+        os.close(writer)
+        assert [read_text(f"/dev/fd/{reader}") for _ in range(2)] == [text] * 2
+        os.close(reader)

@@ -2,12 +2,14 @@
 
 import csv
 import json
+import os
 import types
 
 import pytest
 
 from bertjax import inference, prediction
-from bertjax.tasks.inputs import read_texts
+from bertjax.tasks.inputs import read_inputs, read_texts
+from bertjax.tasks.make import Remembered
 from bertjax.tools import features, predict
 
 REVIEWS = {"task": "table", "options": {"text": "review", "label": "sentiment", "files": {"train": "train.csv"}}}
@@ -295,3 +297,18 @@ def test_a_file_without_inputs_is_answered_by_a_header_alone_and_said(model, tmp
     assert (tmp_path / "out.csv").read_text().startswith(text.strip())
     assert (tmp_path / "out.csv").read_text().endswith(",prediction\n")
     assert [record.getMessage() for record in caplog.records] == [f"{tmp_path / name} holds no inputs"]
+
+
+@pytest.mark.parametrize(
+    "task, text, memory, found",
+    [
+        ("ner", "EU\tB-X\nrejects\tO\n", Remembered(), ("EU", "rejects")),
+        ("classify", "id\treview\n1\tgood\n", Remembered("table", {"text": "review"}), ("good",)),
+    ],
+)
+def test_tagged_words_and_tables_which_a_first_look_tells_may_come_through_a_pipe(task, text, memory, found):
+    reader, writer = os.pipe()
+    os.write(writer, text.encode())
+    os.close(writer)
+    assert read_inputs(f"/dev/fd/{reader}", task, memory, labels=("O", "B-X")).texts == [found]
+    os.close(reader)
