@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import html
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -203,13 +204,18 @@ def finetune(
         from bertjax.given import write_splits
 
         with scratch_directory() as directory:
-            options = write_splits(splits, found, directory)
+            options, numbers = write_splits(splits, found, directory)
             predict = *found.task.predict, *(["test"] if "test" in splits else [])
             found = found.replace({"task.data": str(directory), "task.options": options, "task.predict": predict})
             try:
                 return _run(found, workdir)
             except ValueError as error:
-                raise ValueError(str(error).replace(f"{directory}{os.sep}", "")) from error
+                text = str(error).replace(f"{directory}{os.sep}", "")
+                if numbers:
+                    text = re.sub(
+                        r"\b(train|dev)\.jsonl:(\d+)", lambda m: f"train.jsonl:{numbers[m[1]][int(m[2]) - 1]}", text
+                    )
+                raise ValueError(text) from error
 
 
 def read_config(config: AnyConfig, job: str, settings: Mapping[str, Any] | None = None) -> Config:

@@ -68,8 +68,11 @@ def text_store(
             raise ValueError(str(error).replace(str(file), "texts")) from error
 
 
-def write_splits(splits: Mapping[str, Any], config: Config, directory: pathlib.Path) -> dict[str, Any]:
-    """Writes NAME.jsonl for each split; returns the options of the task that reads them.
+def write_splits(
+    splits: Mapping[str, Any], config: Config, directory: pathlib.Path
+) -> tuple[dict[str, Any], dict[str, list[int]]]:
+    """Writes NAME.jsonl for each split; returns the options of the task that reads them, and where a dev split was
+    held out, the number of each row of it and of the others among those that were given, from 1.
 
     Without a dev split, a share of the rows of train is one. Raises ValueError for a task without such rows, and for
     rows that are none.
@@ -108,11 +111,14 @@ def write_splits(splits: Mapping[str, Any], config: Config, directory: pathlib.P
         for row in itertools.chain.from_iterable(found.values()):
             if isinstance(value := row.get(label), float) and value.is_integer():
                 row[label] = int(value)  # pandas makes numbers of classes floats where one is missing
+    numbers: dict[str, list[int]] = {}
     if "dev" not in found:
+        given = {id(row): number for number, row in enumerate(found["train"], 1)}
         found["train"], found["dev"] = held_out(found["train"], label, config.seed)
+        numbers = {name: [given[id(row)] for row in found[name]] for name in ("train", "dev")}
     for name, rows in found.items():
         objects.write_rows(rows, directory / f"{name}.jsonl")
-    return options | {"files": {name: f"{name}.jsonl" for name in found}}
+    return options | {"files": {name: f"{name}.jsonl" for name in found}}, numbers
 
 
 def held_out(rows: Sequence[Mapping[str, Any]], label: str, seed: int) -> tuple[list[Any], list[Any]]:

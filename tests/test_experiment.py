@@ -390,6 +390,15 @@ def test_rows_that_cannot_work_are_refused_and_leave_nothing(config, splits, mes
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("row", [("", None), (None, "y")])
+def test_a_row_is_named_by_its_place_among_those_that_were_given_though_some_are_held_out(row, start, tmp_path):
+    for place in range(6):
+        rows = [("a", "x"), ("b", "y")] * 3
+        rows[place] = row
+        with pytest.raises(ValueError, match=rf"^train.jsonl:{place + 1}: (no label|text is None)"):
+            bertjax.finetune("classify", tmp_path / "run", SMALL, init_from=start, train=rows)
+
+
 def test_a_model_is_asked_what_its_head_answers(start):
     pretrained = bertjax.load_model(start, "mlm", reinitialise_head=True)
     [filled] = bertjax.predict(pretrained, "a [MASK] film", top_k=2)
