@@ -98,6 +98,8 @@ class TableTask(TextTask):
             records.append(Record(str(key), *texts_of(row, self.text), label, where))
         labelled = all_labelled(records, " (-1 is no label, as in GLUE's test files; give such a class another name)")
         notes = self._remarks(records) if labelled else ()
+        if self.label not in table.columns:
+            notes = (f"{path} has no column {self.label!r}; found {', '.join(table.columns)}",)
         return Split(split, records, labelled, file_fingerprint(path), notes)
 
     def _remarks(self, records: Sequence[Record]) -> tuple[str, ...]:

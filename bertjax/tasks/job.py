@@ -5,6 +5,7 @@ submission files), and `model/` in Hugging Face's layout with the label names in
 """
 
 import dataclasses
+import logging
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -39,6 +40,7 @@ from bertjax.tasks.text_task import TextTask
 from bertjax.training import sharding
 from bertjax.training.trainer import TrainState
 
+log = logging.getLogger(__name__)
 __all__ = ["TASKS", "TaskJob", "evaluate", "make_task", "prepare", "prepare_task", "prepare_tuner", "run", "task_name"]
 
 
@@ -288,4 +290,7 @@ def evaluate(
     outputs = tuner.predict(params, features)
     if write_to is not None:
         task.write(records, features, outputs, pathlib.Path(write_to))
-    return task.score(records, features, outputs) if records.labelled else None
+    if not records.labelled:
+        log.warning("%s", "; ".join([f"{task.splits[split]}: no labels, and so no scores", *records.notes]))
+        return None
+    return task.score(records, features, outputs)

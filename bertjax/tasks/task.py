@@ -59,10 +59,12 @@ class Split:
 
     def require_labels(self, purpose: str) -> None:
         """Raises ValueError if the split has no gold to train on or to score with."""
+        if not self.records:
+            raise ValueError(f"split {self.name!r} has no rows, so it cannot be used for {purpose}")
         if not self.labelled:
             raise ValueError(
-                f"split {self.name!r} has no labels, so it cannot be used for {purpose}; "
-                "predictions can be written, or name a split with labels"
+                f"split {self.name!r} has no labels{''.join(f' ({note})' for note in self.notes)}, so it cannot be "
+                f"used for {purpose}; predictions can be written, or name a split with labels"
             )
 
 

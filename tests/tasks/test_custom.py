@@ -93,6 +93,13 @@ def test_a_split_that_teaches_nothing_is_refused(tmp_path):
         TableTask(tmp_path, {"train": "none.csv"})
 
 
+def test_a_label_column_of_another_name_is_told_where_a_split_has_no_labels(tmp_path):
+    (tmp_path / "a.csv").write_text("text,lab\nx,a\ny,b\n")
+    split = TableTask(tmp_path, {"dev": "a.csv"}, labels=("a", "b")).read("dev")
+    with pytest.raises(ValueError, match=r"has no labels \(.*a.csv has no column 'label'; found text, lab\), so it"):
+        split.require_labels("scoring")
+
+
 def test_one_column_may_be_named_without_brackets(tmp_path):
     (tmp_path / "a.csv").write_text("body,label\nx,a\ny,b\n")
     task = TableTask(tmp_path, {"train": "a.csv"}, text="body")

@@ -104,7 +104,7 @@ def test_early_stopping_that_cannot_come_before_the_end_is_told_at_the_start(sta
 
 
 @pytest.mark.slow
-def test_a_job_writes_result_predictions_and_a_model_that_scores_the_same(start, data, tmp_path, capsys):
+def test_a_job_writes_result_predictions_and_a_model_that_scores_the_same(start, data, tmp_path, capsys, caplog):
     task, workdir = table(data), tmp_path / "run"
     run = run_of(5e-3, 16, 3, seed=1).replace(
         {"task.predict": ("dev", "test"), "log.csv": True, "log.tensorboard": False}
@@ -148,6 +148,7 @@ def test_a_job_writes_result_predictions_and_a_model_that_scores_the_same(start,
     with pytest.raises(ValueError, match="none.tsv has no rows, and it is the 'dev' split"):
         job.evaluate(nothing, workdir / "model", settings=SETTINGS, mesh=one_device())
     files = json.dumps({"files": {"dev": "dev.tsv", "test": "test.tsv"}})  # labels: the model's
+    caplog.clear()
     for split, gold in (("dev", True), ("test", False)):
         capsys.readouterr()
         evaluate.main(
@@ -162,6 +163,8 @@ def test_a_job_writes_result_predictions_and_a_model_that_scores_the_same(start,
         )
         said = json.loads(capsys.readouterr().out)
         assert said["out"] == str(tmp_path / "out")
+        told = f"test.tsv: no labels, and so no scores; {data}/test.tsv has no column 'label'; found text"
+        assert caplog.messages[-1:] == ([] if gold else [told])
         said = said["scores"]
         assert said == pytest.approx(result["scores"]) if gold else said is None
         name = f"predictions_{split}.jsonl"
