@@ -164,7 +164,10 @@ def train(
             from bertjax.given import text_store  # late: a run of files needs none of it
 
             store = text_store(texts, workdir, tokenizer or found.init_from or None, vocab_size)
-            found = found.replace({"data.corpus": str(store)})
+            changes = {"data.corpus": str(store)}
+            if found.data.corpus == "docstrings" and "log.fill_mask" not in (settings or {}):
+                changes["log.fill_mask"] = ()  # the demo's sentences are about its own corpus
+            found = found.replace(changes)
         return _run(found, workdir)
 
 

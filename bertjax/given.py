@@ -17,8 +17,7 @@ import numpy as np
 from bertjax.config import Config
 from bertjax.data import objects
 from bertjax.data.build import build_store
-from bertjax.data.documents import preview, read_documents
-from bertjax.data.sources import Reading
+from bertjax.data.documents import read_documents
 from bertjax.formats.files import make_once, scratch_directory, whole_directory
 from bertjax.tasks.make import TASKS, task_name
 from bertjax.tasks.task import file_fingerprint
@@ -52,14 +51,14 @@ def text_store(
 
         def build(store: pathlib.Path) -> None:
             print("Making a token store of the texts ...", flush=True)
-            reading = preview([str(file)], Reading(format="jsonl")).reading
             own = tokenizer
             if own is None:
                 documents = read_documents([str(file)], "jsonl", segment=False)
                 lines = (line for document in documents for line in document.sentences)
                 own = train_wordpiece(lines, vocab_size, strip_accents="auto")
+            documents = read_documents([str(file)], "jsonl")  # not the file, which later messages would name
             with whole_directory(store) as directory:
-                build_store([str(file)], own, directory, reading=reading, heldout_fraction=HELDOUT)
+                build_store(None, own, directory, documents=documents, heldout_fraction=HELDOUT)
 
         store = pathlib.Path(workdir) / f"corpus-{digest[:8]}"
         try:

@@ -241,6 +241,25 @@ def test_texts_become_a_store_in_the_directory_of_the_run(tmp_path, capsys):
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.parametrize("sentences", [(), ("Word1 [MASK] word2.",)])
+def test_texts_are_not_judged_by_sentences_about_the_corpus_of_the_demo(tmp_path, capsys, sentences):
+    changes = (
+        TINY | {"phases": ((1, 32),), "optimizer.warmup_steps": 1} | ({"log.fill_mask": sentences} if sentences else {})
+    )
+    bertjax.train("demo", tmp_path, changes, texts=documents(), vocab_size=200)
+    card = (tmp_path / "model" / "README.md").read_text()
+    assert "array elements" not in capsys.readouterr().out + card
+    assert all(sentence in card for sentence in sentences)
+
+
+def test_a_refusal_of_texts_names_no_file_that_is_gone(tmp_path):
+    texts = [" ".join(["Word " * 75 + "."] * 8) for _ in range(40)]  # a row of 128 holds such a sentence
+    texts[0] += "Word " * 200
+    with pytest.raises(ValueError, match="of the tokens are in no pair of 64 tokens") as refusal:
+        bertjax.train("demo", tmp_path, TINY | {"phases": ((2, 64),)}, texts=texts, vocab_size=200)
+    assert ".jsonl" not in str(refusal.value)
+
+
 @pytest.fixture(scope="module")
 def start(tmp_path_factory):
     """A model directory with an encoder and no task head."""

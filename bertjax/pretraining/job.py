@@ -235,8 +235,8 @@ class PretrainingJob:
 
     def facts(self) -> list[Line]:
         config, corpus = self.config, self.corpus
-        heldout = self.evaluations[0].batches.num_pairs
-        lines = [("corpus", f"{corpus.describe()} + {heldout:,} held-out pairs")]
+        heldout = f"{self.evaluations[0].batches.num_pairs:,} held-out {'pairs' if config.data.nsp else 'texts'}"
+        lines = [("corpus", f"{corpus.describe()} + {heldout}")]
         if export := huggingface.export_text(self.model_config, self.architecture):
             lines = [("export", export), *lines]
         lines += [("text", fact) for fact in corpus.facts()]

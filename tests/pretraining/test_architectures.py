@@ -71,6 +71,13 @@ def test_pairs_without_segment_embeddings_are_warned_of_at_the_start(config, tmp
     assert any("model.type_vocab_size=2" in text for text in told) == warned
 
 
+@pytest.mark.parametrize("nsp, unit", [(True, "pairs"), (False, "texts")])
+def test_without_next_sentences_the_held_out_rows_are_not_called_pairs(config, tmp_path, nsp, unit):
+    config.model.update(SMALL)
+    config.data.nsp = nsp
+    assert dict(pretraining.prepare(frozen(config), str(tmp_path)).facts())["corpus"].endswith(f"held-out {unit}")
+
+
 def test_bert_is_exported_without_a_word(config, tmp_path):
     config.model.update(SMALL)
     assert "export" not in dict(pretraining.prepare(frozen(config), str(tmp_path)).facts())
