@@ -98,7 +98,7 @@ class Task:
         """As `read`, and raises ValueError for a split without rows."""
         found = self.read(split)
         if not found.records:
-            raise ValueError(f"{self.splits[split]} has no rows, and it is the {split!r} split of {self.name}")
+            raise ValueError(f"{self.file_of(split)} has no rows, and it is the {split!r} split of {self.name}")
         return found
 
     def features(self, split: Split, tokenizer: Tokenizer, max_length: int, training: bool) -> list[Features]:
