@@ -270,6 +270,8 @@ def _recognise(path: Path) -> Source:
                 f"torch: BertForPreTraining.from_pretrained(DIR, {how}).save_pretrained(OUT) "
                 "(or the class that config.json names), and copy the tokenizer files to OUT"
             )
+    if path.parent.name == "checkpoints" and path.name.isdecimal():
+        raise LoadError(f"{path}: a checkpoint of a run is named by its step, {path.parent.parent}@{path.name}")
     inside = sorted(place.name for place in directory.iterdir() if huggingface.is_hugging_face(place))
     others = sorted(place.name for place in directory.iterdir() if place.suffix in _SUFFIXES)
     raise LoadError(

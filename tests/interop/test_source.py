@@ -615,3 +615,9 @@ def test_classifier_dropout_is_obeyed_and_kept(tmp_path):
     keys = [jax.random.key(i) for i in range(2)]
     assert not np.array_equal(apply(again.model, keys[0]), apply(again.model, keys[1]))
     assert np.array_equal(apply(plain, keys[0]), apply(plain, keys[1]))
+
+
+def test_the_directory_of_a_checkpoint_is_answered_with_the_name_that_is_read(tmp_path):
+    (tmp_path / "run/checkpoints/40").mkdir(parents=True)
+    with pytest.raises(LoadError, match=f"named by its step, {tmp_path}/run@40$"):
+        open_source(tmp_path / "run/checkpoints/40")
