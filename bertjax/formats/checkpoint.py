@@ -130,6 +130,9 @@ class SavedStates:
 
         Raises CheckpointError if there were checkpoints and now there are none.
         """
+        return self._newest()
+
+    def _newest(self) -> int | None:
         if steps := self.steps():
             return steps[-1]
         if not self._ledger.exists():
@@ -170,7 +173,7 @@ class SavedStates:
 
     def require(self, step: int | None = None) -> None:
         """Raises CheckpointError where there is no checkpoint at all, or none of `step`; reads none."""
-        if SavedStates.latest(self) is None:
+        if self._newest() is None:
             raise CheckpointError(f"no checkpoint in {self.directory}")
         if step not in (None, *self.steps()):
             raise CheckpointError(f"no checkpoint of step {step} in {self.directory}; there are {self.steps()}")

@@ -206,7 +206,7 @@ class Checkpoints(SavedStates):
 
     def latest(self) -> int | None:
         """As of SavedStates. All processes call it, and get what process 0 sees."""
-        return self._as_process_0(lambda: SavedStates.latest(self))
+        return self._as_process_0(self._newest)
 
     def intact(self, step: int | None = None) -> int:
         """As of SavedStates. All processes call it; process 0 verifies."""
