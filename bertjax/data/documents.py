@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from bertjax.data.named import open_pieces
 from bertjax.data.opening import line_blocks
-from bertjax.data.sentences import guess_language, split_sentences
+from bertjax.data.sentences import guess_language, length_of, split_sentences
 from bertjax.data.sources import BOM, Extent, Reading, detect_format, open_parquet, plan_extents, resolve
 
 MAX_SENTENCES = 100_000  # of one document; a longer one goes on as the next document
@@ -76,7 +76,8 @@ class Preview(NamedTuple):
     reading: Reading  # with the language that 'auto' became
     formats: dict[str, int]  # format -> number of files
     lines: int  # read for this
-    words: float  # a line, mean
+    length: float  # of a line, mean
+    unit: str  # of it, as of `length_of`
     several: float  # share of the lines that hold several sentences
     tabs: float  # share of the lines that are two columns
 
@@ -94,12 +95,13 @@ def preview(files: Sequence[str], reading: Reading) -> Preview:
             if size >= most_characters:
                 break
     language = guess_language("\n".join(lines)) if reading.language == "auto" else reading.language
-    count = max(len(lines), 1)
+    count, (length, unit) = max(len(lines), 1), length_of(lines)
     return Preview(
         dataclasses.replace(reading, language=language),
         dict(formats),
         len(lines),
-        sum(len(line.split()) for line in lines) / count,
+        length / count,
+        unit,
         sum(len(split_sentences(line[:2000], language)) > 1 for line in lines) / count,
         sum(line.count("\t") == 1 for line in lines) / count,
     )

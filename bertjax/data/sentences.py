@@ -9,7 +9,7 @@ import difflib
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import sentencex
 
@@ -46,6 +46,7 @@ _SCRIPTS = dict(
 )
 # Languages without spaces between words. Not Chinese, of which the original's tokenizer makes a word of each character.
 UNSPACED = dict(th="Thai", lo="Lao", km="Khmer", my="Burmese", bo="Tibetan", ja="Japanese")
+_LONGEST_WORDS = 15  # characters a word, mean: with more, what stands between blanks is no word
 # Runs without a space, as of Chinese, are cut after so many characters, where a sentence ends.
 _RUN_CHARACTERS = 2000
 _LONG_RUNS = re.compile(rf"(?<!\S)\S{{{_RUN_CHARACTERS},}}")
@@ -116,6 +117,12 @@ def guess_language(text: str) -> str:
     share = {code: sum(words[word] for word in known.split()) / max(words.total(), 1) for code, known in _WORDS.items()}
     best = max(share, key=share.__getitem__)
     return best if share[best] > max(0.05, 1.3 * share["en"]) else "en"
+
+
+def length_of(texts: Sequence[str]) -> tuple[int, str]:
+    """(their words, "word"), or (their characters, "character") in scripts without spaces between words."""
+    words, characters = sum(len(text.split()) for text in texts), sum(map(len, texts))
+    return (characters, "character") if characters > _LONGEST_WORDS * words else (words, "word")
 
 
 def split_sentences(paragraph: str, language: str = "en") -> list[str]:

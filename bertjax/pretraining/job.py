@@ -47,6 +47,10 @@ NO_SEGMENTS = (
     "next-sentence pairs without segment embeddings (model.type_vocab_size=0): after such a run tasks that compare two "
     "texts score several points lower (docs/benchmarks.md). Set model.type_vocab_size=2 or data.nsp=False"
 )
+LONG_EVALUATION = (
+    "held-out rows are longer than those of training: an evaluation takes long, and judges lengths that are not "
+    "learnt. Set eval.seq_length=0 to evaluate at the lengths of the phases"
+)
 
 
 class Evaluation(NamedTuple):
@@ -236,11 +240,15 @@ class PretrainingJob:
     def facts(self) -> list[Line]:
         config, corpus = self.config, self.corpus
         heldout = f"{self.evaluations[0].batches.num_pairs:,} held-out {'pairs' if config.data.nsp else 'texts'}"
+        if length := config.eval.seq_length:
+            heldout += f" in rows of {length:,}"
         lines = [("corpus", f"{corpus.describe()} + {heldout}")]
         if export := huggingface.export_text(self.model_config, self.architecture):
             lines = [("export", export), *lines]
         lines += [("text", fact) for fact in corpus.facts()]
         lines += [("warning", remark) for remark in corpus.remarks]
+        if length > max(phase_length for _, phase_length, *_ in config.phases):
+            lines.append(("warning", LONG_EVALUATION))
         if config.data.nsp and not self.model_config.type_vocab_size:
             lines.append(("warning", NO_SEGMENTS))
         for number, (phase, (steps, length, rows, _)) in enumerate(zip(self.phases, phases(config), strict=True), 1):
@@ -254,7 +262,7 @@ class PretrainingJob:
             text = f"{config.budget_minutes:g} minutes, start-up included; at most {steps:,} steps"
         else:
             epochs = sum(one.epochs(steps) for one, (steps, *_) in zip(self.batches, config.phases, strict=True))
-            text = f"{steps:,} steps, {epochs:,.1f} epochs of the corpus"
+            text = f"{steps:,} steps, {epochs:{',.1f' if epochs >= 1 else '.2g'}} epochs of the corpus"
         return [*lines, ("length", text), ("optimizer", optimizer_text(config.optimizer))]
 
 

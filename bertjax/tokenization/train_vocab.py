@@ -156,8 +156,8 @@ def _longest_piece(share: float, run: float) -> int:
         "Burmese, kana, Chinese with tokenize_chinese_chars=false), in runs of %.0f characters: to "
         "BERT's tokenizer each run is one word, unknown if it is over %d characters long. Pieces "
         "are held to %d characters. Better: put spaces between the words first with a segmenter "
-        "(Japanese: fugashi or SudachiPy; Thai: PyThaiNLP), also in all later text, or train a "
-        "sentencepiece Unigram model and give its .model file as the tokenizer",
+        "(Japanese: fugashi or SudachiPy; Thai: PyThaiNLP), also in all later text, or train a vocabulary "
+        "with --model=unigram, which needs none",
         100 * share,
         run,
         MAX_WORD_CHARS,

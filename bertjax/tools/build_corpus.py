@@ -140,7 +140,7 @@ def reading_lines(seen: Preview, flags: argparse.Namespace, tokenizer: Tokenizer
     unit = "paragraph" if splits else "sentence"
     told = "a guess" if flags.language == "auto" else "as set"
     rules = f", split into sentences by the rules of {reading.language!r} ({told})" if splits else ""
-    lines.append(f"{seen.words:.1f} words a {unit} in the first {seen.lines:,} lines{rules}")
+    lines.append(f"{seen.length:.1f} {seen.unit}s a {unit} in the first {seen.lines:,} lines{rules}")
     if not splits and seen.several > 0.15:
         lines.append(
             f"warning: {seen.several:.0%} of the lines hold several sentences, and a line is taken as one. "
@@ -161,7 +161,8 @@ def reading_lines(seen: Preview, flags: argparse.Namespace, tokenizer: Tokenizer
     if isinstance(tokenizer, WordPieceTokenizer) and (name := UNSPACED.get(reading.language)):
         lines.append(
             f"note: {name} is written without spaces between words, and this tokenizer needs them: put them in with a "
-            "segmenter first, or use a Unigram (SentencePiece) tokenizer; otherwise whole clauses are taken as words"
+            "segmenter first, or use a Unigram tokenizer (train_vocab --model=unigram); otherwise whole clauses are "
+            "taken as words"
         )
     return lines
 

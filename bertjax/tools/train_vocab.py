@@ -15,6 +15,7 @@ import pathlib
 import time
 from collections.abc import Iterator, Sequence
 
+from bertjax.data.sentences import length_of
 from bertjax.data.sources import Reading
 from bertjax.formats.files import directory_for_work
 from bertjax.tokenization.tokenizer import Tokenizer
@@ -110,8 +111,8 @@ def train(flags: argparse.Namespace) -> None:
     print(f"on {len(measured)} lines that were {kind}trained on:")
     for name, one in ((flags.output, tokenizer), (flags.compare, other)):
         if one is not None:
-            unknown, tokens_a_word = fit(one, measured)
-            print(f"  {name}: {one.vocab_size} entries, unknown rate {unknown:.4%}, {tokens_a_word:.4f} tokens a word")
+            unknown, tokens, unit = fit(one, measured)
+            print(f"  {name}: {one.vocab_size} entries, unknown rate {unknown:.4%}, {tokens:.4f} tokens a {unit}")
 
 
 def train_bert(lines: Iterator[str], flags: argparse.Namespace) -> Tokenizer:
@@ -134,15 +135,15 @@ def train_other(lines: Iterator[str], flags: argparse.Namespace) -> Tokenizer:
     )
 
 
-def fit(tokenizer: Tokenizer, texts: list[str]) -> tuple[float, float]:
-    """(share of unknown tokens, tokens a white-space separated word); nan without text."""
-    tokens = unknown = words = 0
+def fit(tokenizer: Tokenizer, texts: list[str]) -> tuple[float, float, str]:
+    """(share of unknown tokens, tokens a unit, the unit: that of `length_of`); nan without text."""
+    tokens = unknown = 0
     for text in texts:
         ids = tokenizer.encode(text)
         tokens += len(ids)
         unknown += ids.count(tokenizer.unk_id)
-        words += len(text.split())
-    return (unknown / tokens, tokens / words) if tokens and words else (float("nan"), float("nan"))
+    length, unit = length_of(texts)
+    return (unknown / tokens, tokens / length, unit) if tokens and length else (float("nan"), float("nan"), unit)
 
 
 def read_lines(patterns: list[str], flags: argparse.Namespace) -> Iterator[str]:

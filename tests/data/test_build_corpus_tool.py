@@ -138,6 +138,9 @@ def test_the_way_of_reading_is_printed_with_what_is_hardly_meant(corpus, capsys)
     out = built(corpus, capsys, lines)
     assert "format text (a guess by names and first bytes): a line is a sentence" in out
     assert "8.0 words a sentence in the first 20 lines" in out and "warning" not in out
+    assert "18.0 characters a sentence in the first" in built(
+        corpus, capsys, "那个酒店的房间很好，早餐也不错，好。\n" * 20
+    )
     out = built(corpus, capsys, "The cat sat here. It was on the mat. Then it left.\n" * 20)
     assert "warning: 100% of the lines hold several sentences" in out and "--format=prose" in out
     out = built(corpus, capsys, lines, "--language=de", "--field=body")

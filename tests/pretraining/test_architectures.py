@@ -78,6 +78,15 @@ def test_without_next_sentences_the_held_out_rows_are_not_called_pairs(config, t
     assert dict(pretraining.prepare(frozen(config), str(tmp_path)).facts())["corpus"].endswith(f"held-out {unit}")
 
 
+@pytest.mark.parametrize("longer", [0, 1])
+def test_held_out_rows_beyond_those_of_training_are_warned_of_at_the_start(config, tmp_path, longer):
+    config.model.update(SMALL)
+    config.eval.seq_length = length = max(phase[1] for phase in config.phases) + longer
+    facts = pretraining.prepare(frozen(config), str(tmp_path)).facts()
+    assert dict(facts)["corpus"].endswith(f"in rows of {length:,}")
+    assert any("eval.seq_length=0" in text for name, text in facts if name == "warning") == bool(longer)
+
+
 def test_bert_is_exported_without_a_word(config, tmp_path):
     config.model.update(SMALL)
     assert "export" not in dict(pretraining.prepare(frozen(config), str(tmp_path)).facts())

@@ -112,6 +112,11 @@ def test_the_masks_of_the_files_reach_the_loss_as_they_are(config, tmp_path):
     assert f"8 steps, {epochs:.1f} epochs of the corpus" in summary(job, 0)
 
 
+def test_a_small_share_of_an_epoch_is_not_rounded_to_none(config, tmp_path):
+    config.phases, config.batch_size = ((1, 32, 8),), 8
+    assert "1 steps, 0.12 epochs of the corpus" in summary(pretraining.prepare(frozen(config), str(tmp_path)), 0)
+
+
 def test_a_stopped_run_on_records_resumes_to_the_same_bits(config, tmp_path):
     config.data.cache = str(tmp_path / "cache")
     config.phases = ((8, 48),)  # of the compressed records

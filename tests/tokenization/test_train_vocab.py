@@ -179,7 +179,7 @@ JAPANESE = "わたしはねこがすきですといいました"
 @pytest.mark.parametrize("clause", [THAI, JAPANESE, THAI * 20])
 def test_scripts_without_spaces_get_a_hint_and_no_clauses_as_entries(clause, caplog):
     tokenizer = train_wordpiece([clause] * 60, 200, strip_accents="auto")
-    assert "without spaces between words" in caplog.text and "Unigram" in caplog.text
+    assert "without spaces between words" in caplog.text and "--model=unigram" in caplog.text
     assert max(len(piece.removeprefix("##")) for piece in tokenizer.vocab if "[" not in piece) <= 8
     assert tokenizer.unk_id not in tokenizer.encode(clause[:150])
     caplog.clear()
@@ -250,6 +250,19 @@ def test_tool_trains_saves_and_compares(tmp_path, capsys):
     assert load_tokenizer(tmp_path / "two").do_lower_case is False
 
 
+@pytest.mark.parametrize(
+    "text, told",
+    [
+        ("ein Haus am See", "1.0000 tokens a word"),
+        ("那个酒店的房间很好，早餐也不错，还会再来", "1.0000 tokens a character"),
+    ],
+)
+def test_tokens_are_counted_a_character_where_no_spaces_set_words_apart(tmp_path, capsys, text, told):
+    (tmp_path / "in.txt").write_text(f"{text}\n" * 60)
+    tool.main([f"--input={tmp_path}/in.txt", f"--output={tmp_path}/vocab", "--vocab_size=80"])
+    assert told in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("weights", ["model.safetensors", "checkpoints/9"])
 def test_the_vocabulary_of_a_model_is_not_replaced(tmp_path, weights):
     (tmp_path / "m" / weights).parent.mkdir(parents=True)
@@ -271,9 +284,8 @@ def test_a_vocabulary_is_not_put_beside_one_of_another_kind(tmp_path, first, sec
 def test_the_fit_of_a_text_without_tokens_is_not_a_number():
     tokenizer = train_wordpiece(prose(2000), 200)
     for texts in ([], [""], ["\0"]):  # no text, no words, a word of which nothing is left
-        assert all(map(math.isnan, tool.fit(tokenizer, texts)))
-    unknown, tokens_a_word = tool.fit(tokenizer, ["\u3042 \u3042", "\u3042"])
-    assert (unknown, tokens_a_word) == (1.0, 1.0)
+        assert all(map(math.isnan, tool.fit(tokenizer, texts)[:2]))
+    assert tool.fit(tokenizer, ["\u3042 \u3042", "\u3042"]) == (1.0, 1.0, "word")
 
 
 @pytest.mark.parametrize(
