@@ -213,12 +213,15 @@ def finetune(
             try:
                 return _run(found, workdir)
             except ValueError as error:
+
+                def given(found: re.Match[str]) -> str:  # as data/objects.py names rows
+                    split, line = found.groups()
+                    if line and split in numbers:
+                        split, line = "train", numbers[split][int(line) - 1]
+                    return f"{split}: row {int(line) - 1}" if line else split
+
                 text = str(error).replace(f"{directory}{os.sep}", "")
-                if numbers:
-                    text = re.sub(
-                        r"\b(train|dev)\.jsonl:(\d+)", lambda m: f"train.jsonl:{numbers[m[1]][int(m[2]) - 1]}", text
-                    )
-                raise ValueError(text) from error
+                raise ValueError(re.sub(r"\b(train|dev|test)\.jsonl(?::(\d+))?", given, text)) from error
 
 
 def read_config(config: AnyConfig, job: str, settings: Mapping[str, Any] | None = None) -> Config:

@@ -392,14 +392,10 @@ def test_columns_of_other_names_are_named_by_options(start, tmp_path):
             {"train": [{"body": "a", "label": "x"}] * 9},
             "train: row 0 has no column 'text'; found body, lab",
         ),
-        ("classify", {"train": [("good", "x")] * 9}, "train.jsonl: every label is 'x'; there must be two classes"),
-        ("classify", {"train": [("a", "x"), ("b", "y")], "dev": [("a", "z")]}, "dev.jsonl:1: label 'z' is unknown"),
-        ("classify", {"train": [("a", 1.0), ("b", 2.0)], "dev": [("a", 2.5)]}, "dev.jsonl:1: label '2.5' is unknown"),
-        (
-            "classify",
-            {"train": [("a", ["x"]), ("b", "y")] * 5},
-            "train.jsonl:.: label .* is not one label: set the opt",
-        ),
+        ("classify", {"train": [("good", "x")] * 9}, "train: every label is 'x'; there must be two classes"),
+        ("classify", {"train": [("a", "x"), ("b", "y")], "dev": [("a", "z")]}, "dev: row 0: label 'z' is unknown"),
+        ("classify", {"train": [("a", 1.0), ("b", 2.0)], "dev": [("a", 2.5)]}, "dev: row 0: label '2.5' is unknown"),
+        ("classify", {"train": [("a", ["x"]), ("b", "y")] * 5}, "train: row .: label .* is not one label: set the opt"),
         ("glue:mrpc", {"train": [("a", "b", "1")]}, "task 'mrpc' takes files"),
     ],
 )
@@ -414,7 +410,7 @@ def test_a_row_is_named_by_its_place_among_those_that_were_given_though_some_are
     for place in range(6):
         rows = [("a", "x"), ("b", "y")] * 3
         rows[place] = row
-        with pytest.raises(ValueError, match=rf"^train.jsonl:{place + 1}: (no label|text is None)"):
+        with pytest.raises(ValueError, match=rf"^train: row {place}: (no label|text is None)"):
             bertjax.finetune("classify", tmp_path / "run", SMALL, init_from=start, train=rows)
 
 
