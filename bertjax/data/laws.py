@@ -184,7 +184,7 @@ def describe(numbers: Mapping[str, Any]) -> str:
         return f"{value:.2%}" if 0 < value < 0.001 or 0.999 < value < 1 else f"{value:.1%}"
 
     told = [
-        f"in rows of {numbers['seq_length']} {share(numbers['seen_in_epoch'])} of the tokens are seen in an epoch, "
+        f"in rows of {numbers['seq_length']}, {share(numbers['seen_in_epoch'])} of the tokens are seen in an epoch, "
         f"{share(numbers['seen_ever'])} in {EPOCHS}",
         f"longest line {numbers['longest_line']:,} tokens",
     ]
