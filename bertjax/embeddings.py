@@ -4,8 +4,8 @@ A model (`bertjax.load_model`, or the path of one) goes in with texts, which for
 """
 
 import dataclasses
+import os
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 
@@ -92,7 +92,7 @@ def sentence_embeddings(
 
 def _encoder(model: Model) -> LoadedModel:
     """The encoder of a model of any kind, or of that at a path."""
-    if isinstance(model, str | Path):  # the pooler is not used here
+    if isinstance(model, str | os.PathLike):  # the pooler is not used here
         model = load_model(model, "features", reinitialise_head=True)
     if isinstance(model, LoadedModel) and not isinstance(model.model, heads.BertModel):
         model = model.encoder

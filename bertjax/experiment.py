@@ -71,7 +71,7 @@ def prepare(config: Config, workdir: str) -> Callable[..., Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What a run has left in its directory.
+    """What a run has left in its directory; a path of its model, wherever one is taken.
 
     Attributes:
       workdir: the directory of the run.
@@ -88,6 +88,9 @@ class Result:
     def model_path(self) -> str:
         """The directory of the model, in Hugging Face's layout."""
         return str(epath.Path(self.workdir) / "model")
+
+    def __fspath__(self) -> str:
+        return self.model_path
 
     @property
     def report(self) -> str:
@@ -176,7 +179,7 @@ def finetune(
     workdir: str | os.PathLike[str] | None = None,
     settings: Mapping[str, Any] | None = None,
     *,
-    init_from: str | os.PathLike[str] | Result | None = None,
+    init_from: str | os.PathLike[str] | None = None,
     train: Any = None,
     dev: Any = None,
     test: Any = None,
@@ -195,7 +198,6 @@ def finetune(
     """
     settings, splits = dict(settings or {}), {"train": train, "dev": dev, "test": test}
     splits = {name: data for name, data in splits.items() if data is not None}
-    init_from = init_from.model_path if isinstance(init_from, Result) else init_from
     if not isinstance(init_from, str | os.PathLike | None):
         raise ValueError(f"init_from={init_from!r:.80} is neither the path or name of a model nor the Result of a run")
     if init_from is not None:

@@ -7,8 +7,8 @@ at every call: load a model that is asked often.
 
 import functools
 import numbers
+import os
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple, overload
 
 import numpy as np
@@ -47,7 +47,7 @@ class Answer(NamedTuple):
     score: float
 
 
-Model = LoadedModel | str | Path
+Model = LoadedModel | str | os.PathLike[str]
 
 
 def opened(model: Model, task: str, *kinds: type, purpose: str) -> LoadedModel:
@@ -56,7 +56,7 @@ def opened(model: Model, task: str, *kinds: type, purpose: str) -> LoadedModel:
     Raises:
       ValueError: it is not of one of these kinds, or has no tokenizer.
     """
-    loaded = load_model(model, task) if isinstance(model, str | Path) else model
+    loaded = load_model(model, task) if isinstance(model, str | os.PathLike) else model
     if not isinstance(loaded, LoadedModel):
         raise ValueError(f"{purpose} needs a model of load_model or its path, not {model!r:.80}")
     if type(loaded.model) not in kinds:  # multiple choice is a classifier, of several rows

@@ -82,7 +82,7 @@ def predict(
     """The answers of a model to the question that it was fine-tuned for, or that its head can answer.
 
     Args:
-      model: from load_model, or its path.
+      model: from load_model, its path, or the Result of a run.
       data: a text or a list of them; pairs of texts as tuples; lists of words for tags; a pandas DataFrame or Series, a
         Dataset or a dict of columns.
       task: fill-mask, next-sentence, classify, ner or qa, where a model can answer several.
@@ -94,8 +94,9 @@ def predict(
     """
     if isinstance(model, str | os.PathLike):
         # Without a task the head that is there answers.
-        kind = TASKS[asked(task, str(model))][1] if task or _remembers(str(model)) else None
-        model = load_model(str(model), kind)
+        path = os.fspath(model)
+        kind = TASKS[asked(task, path)][1] if task or _remembers(path) else None
+        model = load_model(path, kind)
     if not isinstance(model, LoadedModel):
         raise ValueError(f"model={model!r:.80} is neither a model of load_model nor a path")
     name = asked(task, model)

@@ -56,6 +56,9 @@ def test_a_run_gives_its_numbers_and_its_model_and_a_second_call_goes_on(setting
     assert type(result.model.model).__name__ == "BertForPreTraining" and result.model.config.hidden_size == 16
     assert pathlib.Path(result.report).exists() and "loss of masked words" in result._repr_html_()
     assert "random weights" in capsys.readouterr().out
+    text = "w1 [MASK] w2"  # a result stands for its model where a path does
+    assert bertjax.fill_mask(result, text) == bertjax.fill_mask(result.model_path, text)
+    assert bertjax.predict(result, text, "fill-mask").answers == bertjax.predict(result.model, text).answers
     # The directory is free for other processes, though this one goes on.
     program = "import sys; from bertjax.run.claim import claim; from etils import epath; claim(epath.Path(sys.argv[1]))"
     command = [sys.executable, "-c", program, str(workdir / "checkpoints")]

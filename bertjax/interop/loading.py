@@ -8,6 +8,7 @@ and only a task head may start with random weights, when asked for.
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -220,7 +221,7 @@ def draw(model: heads.BertNetwork, paths: Sequence[str]) -> Callable[[jax.Array]
 
 @jax_settings.fixed()
 def load_model(
-    path: str | Path,
+    path: str | os.PathLike[str],
     task: str | None = None,
     execution: Execution | None = None,
     num_labels: int | None = None,

@@ -14,6 +14,7 @@ import functools
 import hashlib
 import json
 import logging
+import os
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -178,7 +179,7 @@ class Source:
         return digest.hexdigest()
 
 
-def open_source(path: str | Path) -> Source:
+def open_source(path: str | os.PathLike[str]) -> Source:
     """Recognises a model directory, a TF1 checkpoint (directory or prefix), a bertjax workdir, or a name at the Hub.
 
     WORKDIR@STEP is the checkpoint of that step of a run instead of its newest; the directory of a
@@ -189,7 +190,8 @@ def open_source(path: str | Path) -> Source:
         this code does not compute; its tokenizer has more entries than the embedding table.
       ValueError: its tokenizer files are damaged or contradict each other.
     """
-    if "://" in str(path):
+    path = os.fspath(path)
+    if "://" in path:
         raise LoadError(
             f"{path} is not on a local disk; copy the model there first (for example "
             "gcloud storage cp -r) and name the copy"
