@@ -240,7 +240,7 @@ class FineTuner:
                 vectors.update((i, vector) for i, vector in found if i in vectors)
         outputs: dict[int, np.ndarray] = {}
         for number, (logits, shape, rows) in enumerate(pending):
-            self.trainer.between_batches(number)
+            self.trainer.between_batches(number, len(pending))
             outputs.update(of_examples(np.asarray(logits), shape, rows, lengths, KINDS[self.task.head].by_token))
         return [outputs[i] for i in range(len(features))]
 

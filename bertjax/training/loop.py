@@ -18,7 +18,7 @@ import numpy as np
 
 from bertjax.config import Config
 from bertjax.formats.checkpoint import CheckpointError
-from bertjax.log.logbook import Logbook, progress_line
+from bertjax.log.logbook import Logbook, human_time, progress_line
 from bertjax.log.meter import Means, Meter
 from bertjax.process.clock import Clock, first_step_done, reach
 from bertjax.process.distributed import lost_peer
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 # Metric of a checkpoint that a signal made before its evaluation was done; the next start does it first.
 OWES_EVALUATION = "run/owes_evaluation"
-SIGN_OF_LIFE_S = 30.0  # the longest silence between two lines while steps are done
+SIGN_OF_LIFE_S = 30.0  # the longest silence between two lines while steps or batches of an evaluation are done
 
 
 class NotFiniteError(RuntimeError):
@@ -80,7 +80,7 @@ class Loop:
                 saved = checkpoints.metrics(self.step)
         self.owes_evaluation = bool(saved.get(OWES_EVALUATION)) and evaluate is not None
         self.meter, self.means = Meter(trainer.mesh), Means(saved)
-        self.told_at = time.monotonic()
+        self.told_at = self.evaluation_began = time.monotonic()
         self.watchdog = Watchdog(config.watchdog_seconds)
         self.stop = StopSignal()
 
@@ -112,7 +112,7 @@ class Loop:
             raise
         finally:  # a notebook goes on after an error
             self.watchdog.stop()
-            self.trainer.between_batches = lambda done: None
+            self.trainer.between_batches = lambda done, total: None
             self.trainer.while_compiling = lambda: None
         return self.state
 
@@ -256,12 +256,21 @@ class Loop:
         self.logbook.evaluation(self.step, metrics)
         return metrics
 
-    def _between_evaluated_batches(self, done: int) -> None:
+    def _between_evaluated_batches(self, done: int, total: int) -> None:
         self.watchdog.doing(
             f"the evaluation at step {self.step}, after {done} batches,",
             f"{PEERS}, or the disk of the held-out data",
             patiently=done == 0,
         )
+        now = time.monotonic()
+        if done == 0:
+            self.evaluation_began = now
+        elif now - self.told_at > SIGN_OF_LIFE_S:
+            line, rest = f"evaluating at step {self.step:,}: batch {done:,}", total - done
+            if total:
+                line += f"/{total:,}  ETA {human_time((now - self.evaluation_began) / done * rest)}"
+            self.logbook.message(line)
+            self.told_at = now
         if must_stop(self.stop):
             raise _StopRequested
 

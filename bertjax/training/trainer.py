@@ -13,6 +13,7 @@ one bit for bit:
 """
 
 import dataclasses
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -101,7 +102,7 @@ class Trainer:
 
     Attributes:
       programs: where steps are compiled.
-      between_batches: called during an evaluation with the number of batches so far, from 0 on.
+      between_batches: called during an evaluation with the batches done, from 0 on, and their total (0: not known).
       while_compiling: called now and then while a program is waited for.
 
     With jax_debug_nans set, the state is not donated, since jax runs a failing step again.
@@ -113,7 +114,7 @@ class Trainer:
         self.prng = prng_implementation(prng, mesh.devices.flat[0].platform)
         self.programs = Programs()
         self._replicated = NamedSharding(mesh, PartitionSpec())
-        self.between_batches: Callable[[int], None] = lambda done: None
+        self.between_batches: Callable[[int, int], None] = lambda done, total: None
         self.while_compiling: Callable[[], None] = lambda: None
         self._compiled: dict[tuple[str, int], tuple[Objective, Any]] = {}
 
@@ -288,13 +289,14 @@ class Trainer:
         """
         compiled = self._evaluation(objective)
         self.wait_for("evaluate", objective)
-        self.between_batches(0)
+        total_batches = operator.length_hint(batches)
+        self.between_batches(0, total_batches)
         parts: list[Sums] = []
         for number, batch in enumerate(batches):
             if number >= EVALUATED_AHEAD:
                 jax.block_until_ready(parts[number - EVALUATED_AHEAD])
             parts.append(compiled(params, sharding.put_batch(batch, self.mesh), np.uint32(number)))
-            self.between_batches(number + 1)
+            self.between_batches(number + 1, total_batches)
         if not parts:
             raise ValueError("nothing to evaluate: the evaluation data has no batch")
         parts = jax.device_get(parts)

@@ -611,6 +611,22 @@ def test_a_long_silence_is_ended_by_a_line_that_is_not_recorded(monkeypatch):
     assert [line.split("  ")[0] for line in book.messages[1:]] == [f"step {step}/10" for step in range(2, 10)]
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_a_long_evaluation_says_how_far_it_is(monkeypatch, known):
+    monkeypatch.setattr(loop, "SIGN_OF_LIFE_S", 0.0)
+    trainer, objective, book = trainer_on(), regression(), Memory()
+    heldout = [batch_of(number) for number in range(3)]
+
+    def evaluate(state):
+        return trainer.evaluate(objective, state.params, heldout if known else (batch for batch in heldout))
+
+    phases = [Phase(1, objective, batches)]
+    trainer.fit(trainer.init(objective), phases, config(evaluate=1), logbook=book, evaluate=evaluate)
+    lines = [line for line in book.messages if line.startswith("evaluating")]
+    of, eta = ("/3", "  ETA 0 s") if known else ("", "")
+    assert lines == [f"evaluating at step 1: batch {done}{of}{eta}" for done in (1, 2, 3)]
+
+
 def test_the_next_step_is_dispatched_before_metrics_are_fetched():
     events = []
 
