@@ -45,7 +45,9 @@ def fetch(name: str | Path, tokenizer_only: bool = False) -> Path:
     model, revision = found["name"], found["revision"]
     try:
         try:
-            listed = huggingface_hub.HfApi().list_repo_files(model, revision=revision)
+            # Not list_repo_files, which tries for half a minute: a mistyped path looks like a name.
+            found_files = huggingface_hub.HfApi().model_info(model, revision=revision).siblings or ()
+            listed = [file.rfilename for file in found_files]
         except failures as error:
             if isinstance(error, errors.HfHubHTTPError) and error.response.status_code < 500:
                 raise
