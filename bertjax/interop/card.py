@@ -1,5 +1,6 @@
 """README.md of a model directory."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +19,7 @@ def model_card(
     mask_token: str = "[MASK]",
     model_type: str = "bert",
     embeddings: bool = False,
+    sentence: str = "",
 ) -> str:
     """README.md of a model directory: what it is, how to load it, what it was trained on and how.
 
@@ -28,9 +30,10 @@ def model_card(
       sections: further titles and their Markdown.
       fill_mask: whether it answers `fill-mask`, which the card then shows with its tokenizer's mask_token.
       embeddings: whether it is a directory of sentence-transformers.
+      sentence: a text of the model's language with a mask, which the card asks it to fill in; '' = an English one.
     """
     theirs_too = model_type != OWN
-    sentence = f"The capital of France is {mask_token}."
+    asked = json.dumps(sentence or f"The capital of France is {mask_token}.", ensure_ascii=False)
     theirs = (
         f"from transformers import AutoTokenizer, {architecture}\n\n"
         'tokenizer = AutoTokenizer.from_pretrained("DIRECTORY")\n'
@@ -47,10 +50,8 @@ def model_card(
         ours += '\nvectors = bertjax.sentence_embeddings(model, ["One text.", "Another."])'
     elif fill_mask:
         answers = "fill-mask"
-        theirs = (
-            f'from transformers import pipeline\n\nfill = pipeline("fill-mask", model="DIRECTORY")\nfill("{sentence}")'
-        )
-        ours += f'\nbertjax.fill_mask(model, "{sentence}")'
+        theirs = f'from transformers import pipeline\n\nfill = pipeline("fill-mask", model="DIRECTORY")\nfill({asked})'
+        ours += f"\nbertjax.fill_mask(model, {asked})"
     lines = [
         "---",
         *[f"library_name: {library}"] * theirs_too,

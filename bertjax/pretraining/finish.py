@@ -187,7 +187,18 @@ def card(job: PretrainingJob, step: int, told: list[str], examples: list[dict[st
     title = f"{'BERT' if model.type == 'bert' else 'Encoder'} pre-trained in {job.workdir.name}"
     architecture, model_type = huggingface.class_name(model, job.architecture)
     mask = job.tokenizer.id_to_token(job.tokenizer.mask_id)
-    return model_card(title, architecture, summary, data, recipe, sections, not model.is_decoder, mask, model_type)
+    return model_card(
+        title,
+        architecture,
+        summary,
+        data,
+        recipe,
+        sections,
+        fill_mask=not model.is_decoder,
+        mask_token=mask,
+        model_type=model_type,
+        sentence=examples[0]["text"].replace("[MASK]", mask) if examples else "",
+    )
 
 
 def _changes(path: epath.Path) -> dict[str, str]:

@@ -299,6 +299,10 @@ def test_model_card_says_what_it_is_and_how_to_load_it():
         'bertjax.load_model("DIRECTORY")',
     ):
         assert text in card
+    assert 'fill("The capital of France is [MASK].")' in card
+    asked = 'Die "Hauptstadt" von Frankreich ist <mask>.'  # of the run, in its language
+    own = model_card("demo", "BertForPreTraining", "A small BERT.", fill_mask=True, sentence=asked)
+    assert r'fill("Die \"Hauptstadt\" von Frankreich ist <mask>.")' in own and "capital" not in own
     tagger = model_card("t", "BertForTokenClassification", "Tags.")
     assert "fill" not in tagger and "BertForTokenClassification.from_pretrained" in tagger
 

@@ -518,6 +518,10 @@ def test_the_models_card_tells_data_training_and_results_but_no_path(finished_ru
     for hidden in (str(store), str(directory), "log.", "execution.", "`model.hidden_size`"):
         assert hidden not in text, hidden
 
+    job = pretraining.prepare(frozen(config), str(directory.parent / "asked"))
+    asked = finish.card(job, 5, [], [{"text": "w1 [MASK]", "predictions": [("w2", 0.5)]}])
+    assert 'fill("w1 [MASK]")' in asked and "capital" not in asked  # in the language of the run
+
     config = config.copy_and_resolve_references()
     config.data.nsp, config.model.is_decoder = False, True
     config.budget_minutes = 2.5
