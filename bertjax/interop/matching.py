@@ -188,6 +188,8 @@ def _remedy(
             "start with a new head: reinitialise_head=True (--config.reinitialise_head=True)"
             + ", or without next sentences: --config.data.nsp=False" * (unfit <= {"pooler", "nsp"})
             + "."
+            + " Features and embeddings need no pooler: bertjax.tools.features, and convert --pooling=mean."
+            * (unfit == {"pooler"})
         )
     if foreign and len(foreign) == len(unexpected) and not unfit:
         return (

@@ -600,6 +600,15 @@ def test_every_class_of_transformers_predicts_and_converts_with_its_own_heads_al
         predict.main([f"--model={model}", f"--task={other}", "--text=the cat\tsat"])
 
 
+def test_an_encoder_without_a_pooler_is_refused_with_what_needs_none_and_that_takes_it(tmp_path):
+    arrays = {k: v for k, v in state().items() if k.startswith("bert.") and "pooler" not in k}
+    model = directory(tmp_path / "m", arrays, {"architectures": ["BertModel"]})
+    with pytest.raises(SystemExit, match="features, and convert --pooling=mean.$"):
+        convert.main([f"--from={model}", f"--out={tmp_path / 'out'}"])
+    convert.main([f"--from={model}", f"--out={tmp_path / 'out'}", "--pooling=mean"])
+    assert set(read_state_dict(tmp_path / "out")) >= {"bert.embeddings.word_embeddings.weight"}
+
+
 def test_classifier_dropout_is_obeyed_and_kept(tmp_path):
     model = classifier(
         tmp_path / "m", classifier_dropout=0.4, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
