@@ -28,6 +28,7 @@ from bertjax.interop.card import model_card
 from bertjax.interop.huggingface import class_name, is_hugging_face, write_directory
 from bertjax.interop.loaded import LoadedModel, largest_difference
 from bertjax.interop.loading import ARCHITECTURES, TASKS, load_model
+from bertjax.interop.names import part_of
 from bertjax.interop.sentence_transformers import POOLINGS, SentenceSettings, normalise
 from bertjax.model.heads import OF_WORDS, BertForMaskedLM, BertForPreTraining, TaskNetwork, with_rows
 from bertjax.model.paths import flatten, unflatten
@@ -149,10 +150,11 @@ def convert(
 
         difference = export_model(after, out, overwrite=overwrite)
     else:
+        drawn = {part_of(path) for path in before.fresh}  # a pooler that the file has not, and embeddings do not use
         write_directory(
             out,
             after.config,
-            after.params,
+            {part: values for part, values in after.params.items() if part not in drawn},
             architecture(after),
             after.tokenizer,
             after.labels,
@@ -161,7 +163,7 @@ def convert(
             overwrite,
             embeddings or before.sentence,
         )
-        again = load_model(out, task)
+        again = load_model(out, task, reinitialise_head=bool(drawn))
         _check_bits(after.params, again.params)
         vocabulary = min(before.config.vocab_size, again.config.vocab_size)
         if before.tokenizer is not None:
