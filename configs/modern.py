@@ -56,11 +56,8 @@ def get_config(variants=""):
 
     def budget(config):
         config.budget_minutes = 20
-        config.phases, config.batch_size, config.accumulation = (
-            ((90_000, 128), (10_000, 512)),
-            128,
-            1,
-        )  # shares of the time
+        config.phases = ((90_000, 128), (10_000, 512))  # shares of the time
+        config.batch_size, config.accumulation = 128, 1
         config.optimizer.learning_rate, config.optimizer.warmup_steps, config.optimizer.decay_share = 4e-4, 10_000, 0.2
         config.model.classifier_pooling = "cls"
         config.eval.seq_length, config.checkpoint.every_steps = 128, 20_000
