@@ -39,30 +39,27 @@ def whole_file(path: str | os.PathLike[str], mode: str = "w", partial: Path | No
     path = Path(path).expanduser()
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a directory; name a file in it")
+    partial = partial or path.with_name(f"{path.name}.partial")
     with directory_for_work(path.parent), _named(path):
-        yield from _written(path, mode, partial or path.with_name(f"{path.name}.partial"))
+        with _alone(path, partial, mode) as file:
+            try:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+                os.replace(partial, path)
+            except BaseException:
+                partial.unlink(missing_ok=True)
+                raise
+        directory = os.open(path.parent, os.O_RDONLY)
+        with contextlib.suppress(OSError):  # not every file system has this
+            os.fsync(directory)
+        os.close(directory)
 
 
-def _written(path: Path, mode: str, partial: Path) -> Iterator[IO[Any]]:
+def _alone(path: Path, partial: Path, mode: str) -> IO[Any]:
+    """The empty file `partial`, locked while it is open: two programs that write one file at once would mix it."""
     # Half a surrogate pair, which JSON can escape, has no other form in UTF-8.
     text = {} if "b" in mode else dict(encoding="utf-8", errors="backslashreplace", newline="")
-    with _alone(path, partial, mode, text) as file:
-        try:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-            os.replace(partial, path)
-        except BaseException:
-            partial.unlink(missing_ok=True)
-            raise
-    directory = os.open(path.parent, os.O_RDONLY)
-    with contextlib.suppress(OSError):  # not every file system has this
-        os.fsync(directory)
-    os.close(directory)
-
-
-def _alone(path: Path, partial: Path, mode: str, text: dict[str, Any]) -> IO[Any]:
-    """The empty file `partial`, locked while it is open: two programs that write one file at once would mix it."""
     while True:
         file = open(partial, mode, opener=lambda name, flags: os.open(name, flags & ~os.O_TRUNC, 0o666), **text)
         try:
@@ -140,27 +137,28 @@ def whole_directory(target: str | os.PathLike[str], overwrite: bool = False) -> 
         with _locked(target.parent):
             temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
             held.enter_context(_locked(temporary))  # until this process ends, however it does
-        yield from _filled(temporary, target)
+        try:
+            yield temporary
+            # mkdtemp and safetensors keep what they make for its owner alone.
+            umask = _umask()
+            temporary.chmod(0o777 & ~umask)
+            for path in temporary.rglob("*"):
+                path.chmod((0o777 if path.is_dir() else 0o666) & ~umask)
+            with _locked(target.parent):
+                _put_in_place(temporary, target)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
 
 
-def _filled(temporary: Path, target: Path) -> Iterator[Path]:
-    try:
-        yield temporary
-        # mkdtemp and safetensors keep what they make for its owner alone.
-        temporary.chmod(0o777 & ~_umask())
-        for path in temporary.rglob("*"):
-            path.chmod((0o777 if path.is_dir() else 0o666) & ~_umask())
-        with _locked(target.parent):
-            if target.exists():
-                old = Path(tempfile.mkdtemp(prefix=f".{target.name}.old.", dir=target.parent))
-                os.replace(target, old / "it")
-                os.replace(temporary, target)
-                shutil.rmtree(old)
-            else:
-                os.replace(temporary, target)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
+def _put_in_place(new: Path, target: Path) -> None:
+    if not target.exists():
+        os.replace(new, target)
+        return
+    old = Path(tempfile.mkdtemp(prefix=f".{target.name}.old.", dir=target.parent))
+    os.replace(target, old / "it")  # `_remove_orphans` puts it back where the process is killed here
+    os.replace(new, target)
+    shutil.rmtree(old)
 
 
 @contextlib.contextmanager
