@@ -119,19 +119,20 @@ def _complaints(config: Config) -> Iterator[str]:
         for names, reason in ignored:
             if name.startswith(names):
                 yield f"config.{name}={value!r} would have no effect: {reason}"
+    last, limit = sys.maxsize, ""  # how long a fine-tuning is depends on its data
+    batches = [("config.batch_size", config.batch_size)]
     if config.job == "pretrain":
         yield from _of_phases(config.phases, config.model.max_position_embeddings)
         yield from _of_pretraining(config)
-    last = settings.total_steps(config) if config.job == "pretrain" else sys.maxsize
-    steps, limit = config.profile_steps, f" <= {last}" * (config.job == "pretrain")
+        last = settings.total_steps(config)
+        limit = f" <= {last}"
+        batches += [(f"config.phases={config.phases!r}: rows", rows) for _, _, *own in config.phases for rows in own]
+    steps = config.profile_steps
     whole = len(steps) == 2 and all(isinstance(step, int) for step in steps)
     if steps != (0, 0) and not (whole and 1 <= steps[0] <= steps[1] <= last):
         yield f"config.profile_steps={steps!r} must be (first, last) with 1 <= first <= last{limit}, or (0, 0)"
-    parts, named = config.accumulation, {"config.batch_size": config.batch_size}
-    if config.job == "pretrain":
-        named |= {f"config.phases={config.phases!r}: rows": rows for _, _, *own in config.phases for rows in own}
-    for name, rows in named.items():
-        if rows % parts:
+    for name, rows in batches:
+        if rows % (parts := config.accumulation):
             yield (
                 f"{name}={rows} is not divisible by config.accumulation={parts}; the next valid batch size is "
                 f"{-(-rows // parts) * parts}"

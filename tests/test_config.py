@@ -47,7 +47,7 @@ def test_max_predictions_is_the_rate_rounded_up(length, expected):
         (dict(phases=((10, 128, 0),)), "batches of 0 rows"),
         (dict(phases=((10, 128, 8, 8),)), "rows of the batch as a third number"),
         (
-            dict(phases=((10, 128), (10, 128, 10)), accumulation=4, optimizer__warmup_steps=0),
+            dict(phases=((10, 128), (10, 128, 10), (10, 128, 8)), accumulation=4, optimizer__warmup_steps=0),
             "rows=10 is not divisible.*size is 12",
         ),
         (dict(batch_size=10, accumulation=4), "next valid batch size is 12"),
@@ -59,8 +59,7 @@ def test_max_predictions_is_the_rate_rounded_up(length, expected):
         (dict(masking__mask_prob=0.95, masking__random_prob=0.2), "more than 1"),
         (dict(masking__rate=0.0), "nothing would be predicted"),
         (dict(model__num_attention_heads=7), "num_attention_heads=7"),
-        (dict(data__short_seq_prob=1.5), "not a probability"),
-        (dict(profile_steps=(5, 2)), "profile_steps"),
+        (dict(data__short_seq_prob=1.5), "short_seq_prob=1.5 must be a probability"),
         (dict(optimizer__learning_rate=float("nan")), "learning_rate=nan must be positive"),
         (dict(optimizer__eps=0.0), "eps=0.0 must be positive"),
         (dict(optimizer__b2=1.0), "b2=1.0 must be at least 0 and below 1"),

@@ -172,11 +172,8 @@ def resume_conflicts(old: Mapping[str, Any], new: Config) -> list[str]:
     Args:
       old: a parsed config.json; what it lacks is younger than the run, which had the default.
     """
-    before, after = (
-        {name: value for name, value in flat.items() if not name.startswith(FREE_ON_RESUME)}
-        for flat in (flatten(Config()) | flatten(old), flatten(new))
-    )
-    return differences(before, after)
+    lines = differences(flatten(Config()) | flatten(old), flatten(new))
+    return [line for line in lines if not line.startswith(FREE_ON_RESUME)]
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

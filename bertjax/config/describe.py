@@ -58,7 +58,7 @@ def _unused(setting: Setting) -> str:
 
 def _may_be(setting: Setting) -> str:
     if isinstance(setting.allowed, Range):
-        return setting.allowed.complaint.removeprefix("must be ").removeprefix("is not ")
+        return setting.allowed.text
     if setting.allowed:
         return ", ".join(value or "''" for value in setting.allowed)
     kinds: dict[type, Any] = {bool: "True, False", int: "whole number", str: "text", tuple: "list", dict: "by name"}

@@ -9,22 +9,22 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """Which numbers a setting may be, and the message for others."""
+    """Which numbers a setting may be, as a test and in words."""
 
     holds: Callable[[float], bool]  # False for NaN, as every comparison with it
-    complaint: str
+    text: str
 
 
-AT_LEAST_1 = Range(lambda x: x >= 1, "must be at least 1")
-AT_LEAST_0 = Range(lambda x: x >= 0, "must be at least 0")
-SEED = Range(lambda x: 0 <= x < 2**31, "must be from 0 to 2,147,483,647")  # fits an int32
-POSITIVE = Range(lambda x: x > 0, "must be positive")
-SMALL = Range(lambda x: 0 < x < 1e6, "must be positive and below a million")
-POSITIVE_INTEGER = Range(lambda x: isinstance(x, int) and 0 < x < 2**31, "must be a positive integer below 2**31")
-COUNT = Range(lambda x: isinstance(x, int) and 0 <= x < 2**31, "must be a whole number from 0 to 2**31 - 1")
-SHARE = Range(lambda x: 0 <= x <= 1, "is not a probability (0 to 1)")
-POSITIVE_SHARE = Range(lambda x: 0 < x <= 1, "is not a share above 0 and up to 1")
-BELOW_ONE = Range(lambda x: 0 <= x < 1, "must be at least 0 and below 1")
+AT_LEAST_1 = Range(lambda x: x >= 1, "at least 1")
+AT_LEAST_0 = Range(lambda x: x >= 0, "at least 0")
+SEED = Range(lambda x: 0 <= x < 2**31, "from 0 to 2,147,483,647")  # fits an int32
+POSITIVE = Range(lambda x: x > 0, "positive")
+SMALL = Range(lambda x: 0 < x < 1e6, "positive and below a million")
+POSITIVE_INTEGER = Range(lambda x: isinstance(x, int) and 0 < x < 2**31, "a positive integer below 2**31")
+COUNT = Range(lambda x: isinstance(x, int) and 0 <= x < 2**31, "a whole number from 0 to 2**31 - 1")
+SHARE = Range(lambda x: 0 <= x <= 1, "a probability (0 to 1)")
+POSITIVE_SHARE = Range(lambda x: 0 < x <= 1, "a share above 0 and up to 1")
+BELOW_ONE = Range(lambda x: 0 <= x < 1, "at least 0 and below 1")
 
 Allowed = Range | tuple[str, ...] | None
 
@@ -79,7 +79,7 @@ def check(name: str, value: Any, allowed: Allowed) -> None:
         if number and math.isinf(value):
             raise ValueError(f"{name}={value!r} must be finite")
         if not number or not allowed.holds(value):
-            raise ValueError(f"{name}={value!r:.40} {allowed.complaint}")
+            raise ValueError(f"{name}={value!r:.40} must be {allowed.text}")
     elif allowed and value not in allowed:
         raise ValueError(f"{name}={value!r:.80} is unknown.{nearest(str(value), list(allowed))}")
 

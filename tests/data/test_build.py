@@ -504,7 +504,7 @@ def test_home_is_understood_and_a_damaged_manifest_is_named(tmp_path, tokenizer,
 )
 def test_settings_that_no_build_can_have_are_refused(settings):
     ((name, value),) = settings.items()
-    with pytest.raises(ValueError, match=f"{name}={value} (must be|is not a probability)"):
+    with pytest.raises(ValueError, match=f"{name}={value} must be"):
         BuildSettings(**settings)
 
 
