@@ -228,8 +228,7 @@ class EvaluationBatches(FiniteBatches):
     """Every pair of a split once. Arguments as of `PretrainingBatches` and `FiniteBatches`; a path stands for the
     held-out split of its store.
 
-    The pairs depend on `seed` only, so that evaluations compare. A split of one document has no NSP labels: its
-    "random" pairs would be of the same document, which is another task than the trained one.
+    The pairs depend on `seed` only, so that evaluations compare.
     """
 
     def __init__(
@@ -247,15 +246,9 @@ class EvaluationBatches(FiniteBatches):
     ):
         share = Share(batch_size, process_index, process_count)
         self.store = store if isinstance(store, TokenStore) else TokenStore(store, "heldout")
-        self.nsp = nsp and self.store.num_documents > 1
+        self.nsp = nsp
         rows = PairRows(self.store, seq_length, seed, short_seq_prob=short_seq_prob, nsp=nsp, shuffle=False)
         super().__init__(rows, share, max_rows)
-
-    def __getitem__(self, number: int) -> Batch:
-        batch = super().__getitem__(number)
-        if not self.nsp:
-            batch["nsp_weights"][:] = 0
-        return batch
 
 
 class ByStep(Protocol):

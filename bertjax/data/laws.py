@@ -44,10 +44,10 @@ def measure(
     """Numbers of one split at a row length; of an even sample where it is large.
 
     Keys: seq_length; epochs; seen_in_epoch and seen_ever (share of the tokens that are in a pair in one epoch, in
-    `epochs`); random_share of the pairs, None where there are none (no NSP, or a single document); longest_line in
-    tokens; documents; tokens; and what the build recorded: unknown_rate, duplicate_share (of the tokens).
+    `epochs`); random_share of the pairs, None without NSP or with one sentence; longest_line in tokens;
+    documents; tokens; and what the build recorded: unknown_rate, duplicate_share (of the tokens).
     """
-    nsp = nsp and store.num_documents > 1
+    nsp = nsp and store.num_sentences > 1
     tables = _sample(store)
     seen = np.zeros(int(_tokens(tables).sum()), np.uint8)
     pairs = random = 0
@@ -71,16 +71,6 @@ def measure(
         "unknown_rate": store.manifest["unknown_rate"],
         "duplicate_share": store.manifest["duplicate_share"],
     }
-
-
-def single_document(store: TokenStore) -> str | None:
-    """What is wrong with NSP where a split has only one document."""
-    if store.num_documents != 1:
-        return None
-    return (
-        f"the split {store.split!r} has a single document, and a random next sentence is one of another document. Add "
-        "documents (in plain text a blank line ends one, in prose a file), or train without NSP (config.data.nsp=false)"
-    )
 
 
 def _tokens(tables: Tables) -> np.ndarray:

@@ -23,6 +23,7 @@ from bertjax.data.verification import ADDRESS_BITS, TABLES, hash_file
 SHARD_FIELDS = ("documents", "sentences", "tokens", "hash", "tokens_hash")  # in the manifest
 # Counted, but not a loss of text.
 REPAIRED = ("undecodable_lines", "long_documents_cut", "long_lines_split", "unclosed_documents")
+BOTH = 2  # of `_select`: a document that is trained on, but for its last sentences, which are held out
 NAMED = 3  # files named as those that hold most of what is wrong
 Records = Mapping[int, dict[str, Any]]  # of shards, by their numbers
 
@@ -31,10 +32,11 @@ Records = Mapping[int, dict[str, Any]]  # of shards, by their numbers
 class BuildSettings(laws.Limits):
     """What decides the bytes of a store, beside the text and the tokenizer; and the limits.
 
-    Documents are held out by the hash of their text; at least two texts on either side where there are four or more,
-    one where there are two. Smaller shards balance better over processes and lose less in a restart, but each is three
-    files and a memory map (65,530 at most on Linux). Removing duplicates takes 8 bytes of memory a document. Lines are
-    not cut by default, as in the original, whose pairs hold a part of a longer one.
+    Documents are held out by the hash of their text; at least two texts on either side where there are four or more.
+    Of fewer, as of one book, the last sentences of each are held out, two at least; where none has four sentences, one
+    document is. Smaller shards balance better over processes and lose less in a restart, but each is three files and a
+    memory map (65,530 at most on Linux). Removing duplicates takes 8 bytes of memory a document. Lines are not cut by
+    default, as in the original, whose pairs hold a part of a longer one.
     """
 
     heldout_fraction: float = setting(0.01, "share of documents kept out of training", BELOW_ONE)
@@ -90,8 +92,9 @@ def finish_store(
             "field name"
         )
     kept, why, copies = _select(directory, shards, options)
-    splits = _write_tables(out_dir, directory, kept)
-    totals = {name: sum(split[name] for split in splits.values()) for name in ("documents", "sentences", "tokens")}
+    splits = _write_tables(out_dir, directory, kept, options.heldout_fraction)
+    totals = {name: sum(split[name] for split in splits.values()) for name in ("sentences", "tokens")}
+    totals["documents"] = sum(int(np.count_nonzero(choice >= 0)) for choice in kept)
     manifest = {
         **build,
         "dtype": dtype.str,
@@ -128,12 +131,13 @@ def _select(
     """What becomes of the documents, shard by shard.
 
     Returns:
-      for each document -1 (left out), 0 (train) or 1 (heldout); why some are out; for each document its tokens where
-      it is kept and its text is that of an earlier one, else 0.
+      for each document -1 (left out), 0 (train), 1 (heldout) or BOTH; why some are out; for each document its tokens
+      where it is kept and its text is that of an earlier one, else 0.
     """
     tables = [read_shard_tables(directory, n)[1] for n in range(shards)]
     hashes = np.concatenate([table["hash"] for table in tables])
     tokens = np.concatenate([table["tokens"] for table in tables]).astype(np.int64)
+    sentences = np.concatenate([table["sentences"] for table in tables])
     distinct, first = np.unique(hashes, return_index=True)
     copy = np.ones(len(hashes), bool)
     copy[first] = False
@@ -148,22 +152,26 @@ def _select(
         why["documents_beyond_max_tokens"] = int(np.count_nonzero(beyond))
         keep &= ~beyond
         distinct = np.unique(hashes[keep])
-    heldout = (hashes >> np.uint64(11)) * 2.0**-53 < options.heldout_fraction
+    heldout = ((hashes >> np.uint64(11)) * 2.0**-53 < options.heldout_fraction).astype(np.int8)
     # A pair takes its random half from another document: at least two texts on either side.
-    count = len(np.unique(hashes[keep & heldout]))
+    count = len(np.unique(hashes[keep & (heldout > 0)]))
     kept = np.flatnonzero(keep)
-    if options.heldout_fraction and len(distinct) >= 4 and not 2 <= count <= len(distinct) - 2:
-        heldout = hashes < distinct[min(max(count, 2), len(distinct) - 2)]
+    if options.heldout_fraction and len(distinct) < 4 and (sentences[kept] >= 4).any():
+        heldout[:] = BOTH
+    elif options.heldout_fraction and len(distinct) >= 4 and not 2 <= count <= len(distinct) - 2:
+        heldout = (hashes < distinct[min(max(count, 2), len(distinct) - 2)]).astype(np.int8)
     elif options.heldout_fraction and len(kept) >= 2 and not heldout[kept].any():
-        heldout[kept[np.argmin(hashes[kept])]] = True
+        heldout[kept[np.argmin(hashes[kept])]] = 1
     elif heldout[kept].all():
-        heldout[kept[np.argmax(hashes[kept])]] = False
-    choice = np.where(keep, heldout.astype(np.int8), np.int8(-1))
+        heldout[kept[np.argmax(hashes[kept])]] = 0
+    choice = np.where(keep, heldout, np.int8(-1))
     ends = np.cumsum([len(table) for table in tables])[:-1]
     return np.split(choice, ends), why, np.split(np.where(copy & keep, tokens, 0), ends)
 
 
-def _write_tables(out_dir: Path, directory: Path, kept: list[np.ndarray]) -> dict[str, dict[str, int]]:
+def _write_tables(
+    out_dir: Path, directory: Path, kept: list[np.ndarray], heldout_fraction: float
+) -> dict[str, dict[str, int]]:
     """Writes the tables of both splits; returns the numbers of each."""
     totals = {split: dict(documents=0, sentences=0, tokens=0, one_sentence_documents=0) for split in stores.SPLITS}
     with contextlib.ExitStack() as stack:
@@ -177,7 +185,13 @@ def _write_tables(out_dir: Path, directory: Path, kept: list[np.ndarray]) -> dic
         for number, choice in enumerate(kept):
             lengths, documents = read_shard_tables(directory, number)
             sentences = documents["sentences"].astype(np.int64)
-            tokens = documents["tokens"].astype(np.int64)
+            if (choice == BOTH).any():  # two documents of each
+                tails = np.clip(np.rint(heldout_fraction * sentences).astype(np.int64), 2, sentences - 2)
+                tails[sentences < 4] = 0
+                parts = np.stack([sentences - tails, tails], axis=1)
+                choice = np.stack([np.minimum(choice, 0), np.minimum(choice, 1)], axis=1)[parts > 0]
+                sentences = parts[parts > 0]
+            tokens = np.add.reduceat(lengths, np.cumsum(sentences) - sentences, dtype=np.int64)
             token_starts = np.cumsum(tokens) - tokens
             ends = np.cumsum(lengths, dtype=np.int64) - np.repeat(token_starts, sentences)
             for code, split in enumerate(stores.SPLITS):

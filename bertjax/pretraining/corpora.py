@@ -99,7 +99,7 @@ class StoreCorpus(Corpus):
                 name = f"{name}_{number}"
             if len(heldout := store.other_split("heldout")):
                 self._others[name] = heldout
-        self._heldout.require_documents()  # before advice on a single document, by which it could not be trained on
+        self._heldout.require_documents()
         for store in self.stores:
             self._check(store)
         for name, heldout in {str(self.stores[0].path): self._heldout, **self._others}.items():
@@ -115,8 +115,11 @@ class StoreCorpus(Corpus):
 
     def _check(self, store: TokenStore) -> None:
         """Refuses what is beyond a limit."""
-        if self._config.data.nsp and (problem := laws.single_document(store)):
-            raise ValueError(f"{store.path}: {problem}")
+        if self._config.data.nsp and store.num_documents == 1:
+            self.remarks.append(
+                f"{store.path} has one document, so its random next sentences are of that document too. More documents "
+                "make better ones (build_corpus --format=blocks: a blank line ends a document)"
+            )
         self.numbers[str(store.path)] = found = self._measure(store)
         manifest = store.manifest
         alone = manifest["splits"][store.split]["one_sentence_documents"] / store.num_documents
@@ -127,9 +130,7 @@ class StoreCorpus(Corpus):
     def _look_at(self, name: str, heldout: TokenStore) -> None:
         """Notes which held-out pairs cannot be evaluated."""
         self.numbers[f"{name}, held out"] = found = self._measure(heldout)
-        if self._config.data.nsp and (problem := laws.single_document(heldout)):
-            self.remarks.append(f"NSP is not evaluated on {name}: {problem.partition('.')[0]}")
-        elif any((numbers["random_share"] or 0) > laws.Limits.max_random_share for numbers in found):
+        if any((numbers["random_share"] or 0) > laws.Limits.max_random_share for numbers in found):
             self.remarks.append(
                 f"the held-out pairs of {name} are nearly all random: their NSP accuracy says "
                 "nothing. Hold out more documents (build_corpus --heldout_fraction)"
@@ -160,7 +161,7 @@ class StoreCorpus(Corpus):
         tokens = sum(store.num_tokens for store in self.stores)
         documents = sum(store.num_documents for store in self.stores)
         size = f"{tokens / 1e6:,.1f} M" if tokens >= 1e6 else f"{tokens:,}"
-        return f"{documents:,} documents, {size} tokens"
+        return f"{documents:,} document{'s' * (documents != 1)}, {size} tokens"
 
     def facts(self) -> list[str]:
         return [

@@ -207,11 +207,9 @@ def summary(manifest: dict[str, Any], path: str, duration: str = "") -> str:
     for split in SPLITS:
         found = manifest["splits"][split]
         lines.append(f"{split:10}{found['documents']:14,}{found['sentences']:14,}{found['tokens']:16,}")
-    heldout = manifest["splits"]["heldout"]["documents"]
-    random = "none, since they come from another document and there is one only"
-    random += ": train with config.data.nsp=false" * bool(heldout)
-    if manifest["random_share"] is not None:
-        random = f"{manifest['random_share']:.1%} at 128 (label 1; 0 = is next)"
+    share = manifest["random_share"]
+    random = "none" if share is None else f"{share:.1%} at 128 (label 1; 0 = is next)"
+    random += ", from the same document, the only one" * (manifest["splits"]["train"]["documents"] == 1)
     lines += [
         f"unknown tokens   {manifest['unknown_rate']:.3%}",
         f"random pairs     {random}",
@@ -219,9 +217,8 @@ def summary(manifest: dict[str, Any], path: str, duration: str = "") -> str:
         f"longest line     {manifest['longest_line']:,} tokens",
         f"copies           {manifest['duplicate_share']:.2%} of the tokens, in documents whose text occurs before",
     ]
-    if heldout < 2:
-        told = "a single document: NSP is not evaluated on it", "nothing: a run needs a document to be evaluated on"
-        lines.append(f"held out         {told[not heldout]}")
+    if not manifest["splits"]["heldout"]["documents"]:
+        lines.append("held out         nothing: a run needs text to be evaluated on")
     tokenizer = manifest["tokenizer"]
     lines += [
         f"dropped          {counts('dropped')}",

@@ -319,9 +319,27 @@ def test_heldout_documents_are_chosen_by_their_text(tmp_path, tokenizer, make_to
 
 
 @pytest.mark.parametrize("fraction", [1e-9, 0.999999])
-def test_either_split_has_a_document_where_there_are_two(tmp_path, tokenizer, documents, fraction):
-    manifest = build_store(None, tokenizer, tmp_path / "s", documents=documents(2), heldout_fraction=fraction)
+def test_either_split_has_a_document_where_there_are_two_short_ones(tmp_path, tokenizer, fraction):
+    documents = [["one sentence", "two", "three"], ["another one", "its next"]]
+    manifest = build_store(None, tokenizer, tmp_path / "s", documents=documents, heldout_fraction=fraction)
     assert [manifest["splits"][s]["documents"] for s in stores.SPLITS] == [1, 1]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_the_last_sentences_of_few_documents_are_held_out(tmp_path, tokenizer, documents, count):
+    docs = documents(count, sentences=(30, 40))
+    manifest = build_store(None, tokenizer, tmp_path / "s", documents=docs, shard_bytes=1000, heldout_fraction=0.1)
+    assert manifest["documents"] == count
+    train, heldout = [[*TokenStore(tmp_path / "s", split).documents()] for split in stores.SPLITS]
+    for document, first, last in zip(docs, train, heldout, strict=True):
+        assert len(last) == round(0.1 * len(document))
+        assert [s.tolist() for s in [*first, *last]] == tokenizer.encode_batch(document)
+
+
+def test_a_short_document_beside_a_long_one_is_trained_on(tmp_path, tokenizer, documents):
+    docs = [["one sentence", "two", "three"], *documents(1, sentences=(30, 40))]
+    splits = build_store(None, tokenizer, tmp_path / "s", documents=docs)["splits"]
+    assert [splits[s]["documents"] for s in stores.SPLITS] == [2, 1] and splits["heldout"]["sentences"] == 2
 
 
 def test_identical_documents_are_removed_on_request(tmp_path, tokenizer, documents):

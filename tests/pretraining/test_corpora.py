@@ -284,32 +284,17 @@ def test_a_corpus_is_measured_at_the_start_and_refused_or_trained_on_with_a_word
     assert open_corpus(frozen(config), epath.Path(tmp_path), (0, 1)).remarks == []
 
 
-def test_a_corpus_of_one_document_is_refused_with_advice_that_helps(tmp_path):
+@pytest.mark.parametrize("nsp", [True, False])
+def test_one_document_can_be_trained_on_and_evaluated(tmp_path, nsp):
     tokenizer = WordPieceTokenizer([*SPECIALS, *WORDS], do_lower_case=True)
-    manifest = build_store(None, tokenizer, tmp_path / "s", documents=[[f"w{j} w1" for j in range(6)]])
-    assert "nsp=false" not in build_corpus.summary(manifest, "s")
-    assert "held out         nothing: a run needs a document" in build_corpus.summary(manifest, "s")
+    manifest = build_store(None, tokenizer, tmp_path / "s", documents=[[f"w{j} w{j + 1}" for j in range(40)]])
+    assert "(label 1; 0 = is next), from the same document, the only one" in build_corpus.summary(manifest, "s")
     config = default_config()
-    config.data.corpus, config.phases = str(tmp_path / "s"), ((2, 64),)
-    with pytest.raises(ValueError, match="0 examples in the split 'heldout'; build the store with more documents"):
-        open_corpus(frozen(config), epath.Path(tmp_path), (0, 1))  # and not to train without NSP, refused in its turn
-
-
-@pytest.mark.parametrize(("documents", "remark"), [(2, None), (3, "NSP is not evaluated")])
-def test_nsp_needs_another_document_in_training_and_says_where_none_is_held_out(tmp_path, documents, remark):
-    tokenizer = WordPieceTokenizer([*SPECIALS, *WORDS], do_lower_case=True)
-    build_store(
-        None, tokenizer, tmp_path / "s", documents=[[f"w{i} w{j} w1" for j in range(6)] for i in range(documents)]
-    )
-    config = default_config()
-    config.data.corpus, config.phases = str(tmp_path / "s"), ((2, 64),)
-    if not remark:
-        with pytest.raises(ValueError, match="'train' has a single document.*data.nsp=false"):
-            open_corpus(frozen(config), epath.Path(tmp_path), (0, 1))
-        config.data.nsp = False
+    config.data.corpus, config.phases, config.data.nsp = str(tmp_path / "s"), ((2, 64),), nsp
     opened = open_corpus(frozen(config), epath.Path(tmp_path), (0, 1))
-    assert [found.startswith(remark) for found in opened.remarks] == [True] * bool(remark)
-    assert not opened.heldout(64, 8).nsp
+    assert ["its random next sentences are of that document too" in remark for remark in opened.remarks] == [True] * nsp
+    for batch in (opened.training(64, 8)[0], opened.heldout(64, 8)[0]):
+        assert batch["attention_mask"].any() and batch["nsp_weights"].any() == nsp
 
 
 def test_records_are_measured_at_the_start(tmp_path, config):
