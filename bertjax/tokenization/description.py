@@ -139,8 +139,13 @@ def of_vocab(pieces: list[str], stored: Mapping[str, Any], source: Path) -> dict
     return dict.fromkeys(_JSON_KEYS) | {
         "version": "1.0",
         "added_tokens": [],
-        "normalizer": dict.fromkeys(("handle_chinese_chars", "strip_accents", "lowercase"))
-        | {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True},
+        "normalizer": {
+            "type": "BertNormalizer",
+            "clean_text": True,
+            "handle_chinese_chars": True,
+            "strip_accents": None,
+            "lowercase": None,
+        },
         "pre_tokenizer": {"type": "BertPreTokenizer"},
         "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": False},
         "model": {
@@ -162,7 +167,7 @@ def of_wordpiece(tokenizer: WordPieceTokenizer) -> dict[str, Any]:
         "handle_chinese_chars": tokenizer.tokenize_chinese_chars,
     }
     ids = made["model"]["vocab"]
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False) | {"special": True}
+    flags = dict.fromkeys(_MATCHING, False) | {"special": True}
     specials = sorted(tokenizer.special_tokens.values(), key=ids.get)
     made["added_tokens"] = [{"id": ids[token], "content": token, **flags} for token in specials]
     made["post_processor"] = bert_template(tokenizer.special_tokens, ids)

@@ -53,10 +53,9 @@ def load_tokenizer(path: str | Path, do_lower_case: bool | None = None) -> Token
     stored = {"tokenizer_class": config.get("tokenizer_class")} | stored  # as transformers looks for it
     if unknown := files.unknown_settings(stored):
         log.warning("%s: unknown keys are not obeyed: %s", directory / CONFIG_FILE, ", ".join(unknown[:10]))
-    family = None
-    if vocab_file.suffix == ".model":
-        family = families.fairseq_family(vocab_file, stored, config)
-    if vocab_file.suffix == ".model" and family is None:
+    is_model = vocab_file.suffix == ".model"
+    family = families.fairseq_family(vocab_file, stored, config) if is_model else None
+    if is_model and family is None:
         tokenizer = _sentencepiece(vocab_file, stored)
         _check_own_rules(tokenizer, vocab_file, stored, do_lower_case)
     else:

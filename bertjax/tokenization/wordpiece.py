@@ -7,6 +7,7 @@ caches (chunk -> ids, word -> ids) carry the speed: most of a text is a dictiona
 made in C. For whole batches `encode_flat` is three times faster still: see ascii_words.py.
 """
 
+import functools
 import hashlib
 import json
 from array import array
@@ -78,23 +79,24 @@ class WordPieceTokenizer(Tokenizer):
 
     def __reduce__(self) -> tuple:
         """Pickles what it was made of, so that a worker process starts with empty caches."""
-        return (_rebuild, (self.vocab, self._options()), {"model_max_length": self.model_max_length})
+        made = functools.partial(WordPieceTokenizer, self.vocab, **self._options())
+        return made, (), {"model_max_length": self.model_max_length}
 
     def extended(self, pieces: Sequence[str]) -> "WordPieceTokenizer":
-        larger = _rebuild((*self.vocab, *pieces), self._options())
+        larger = WordPieceTokenizer((*self.vocab, *pieces), **self._options())
         larger.model_max_length = self.model_max_length
         return larger
 
-    def _options(self) -> dict:
-        # The usual limit is left out: it was no option when stores were first built.
-        limit = {"max_word_chars": self.max_word_chars}
-        return {
+    def _options(self) -> dict[str, Any]:
+        options = {
             "do_lower_case": self.do_lower_case,
             "strip_accents": self.strip_accents,
             "tokenize_chinese_chars": self.tokenize_chinese_chars,
             **self.special_tokens,
-            **(limit if self.max_word_chars != MAX_WORD_CHARS else {}),
         }
+        if self.max_word_chars != MAX_WORD_CHARS:  # the usual one was no option when stores were first built
+            options["max_word_chars"] = self.max_word_chars
+        return options
 
     @property
     def is_continuation(self) -> np.ndarray:
@@ -121,8 +123,7 @@ class WordPieceTokenizer(Tokenizer):
 
     def encode_flat(self, texts: Iterable[str]) -> tuple[np.ndarray, np.ndarray]:
         """The fastest way into a token store: words of ASCII are found by compiled code."""
-        # Late: numba takes a second to import, and only corpora need it.
-        from bertjax.tokenization import ascii_words
+        from bertjax.tokenization import ascii_words  # late: numba takes a second to import, and only corpora need it
 
         texts = list(texts)
         parts = [text.encode("utf-8", "surrogatepass") for text in texts]
@@ -234,10 +235,6 @@ class WordPieceTokenizer(Tokenizer):
         if limit := options.pop("max_word_chars", None):
             options["max_input_chars_per_word"] = limit
         return {"tokenizer_class": "BertTokenizer", **options}
-
-
-def _rebuild(vocab: tuple[str, ...], options: dict) -> WordPieceTokenizer:
-    return WordPieceTokenizer(vocab, **options)
 
 
 def refuse_repeated(vocab: Sequence[str], source: object) -> None:
