@@ -18,7 +18,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from multiprocessing import resource_tracker
-from typing import Protocol, Self
+from typing import Self
 
 import numpy as np
 
@@ -251,11 +251,7 @@ class EvaluationBatches(FiniteBatches):
         super().__init__(rows, share, max_rows)
 
 
-class ByStep(Protocol):
-    def __getitem__(self, step: int) -> Batch: ...
-
-
-def prefetch(batches: ByStep, start_step: int = 0, *, buffer: int = 4, workers: int = 0) -> Iterator[Batch]:
+def prefetch(batches: EndlessBatches, start_step: int = 0, *, buffer: int = 4, workers: int = 0) -> Iterator[Batch]:
     """Batches from `start_step` on without end, made ahead by Grain.
 
     Args:

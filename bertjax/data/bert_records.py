@@ -161,7 +161,7 @@ class ExampleReader:
       ValueError: not the original's data, or of another vocabulary.
     """
 
-    def __init__(self, first: bytes, path: str, tokenizer: Tokenizer | None = None):
+    def __init__(self, first: bytes, path: str, tokenizer: Tokenizer | None):
         self._first = path
         example = _parse(first, f"{path}, record 0")
         if missing := [name for name in FIELDS if not len(example.get(name, ()))]:

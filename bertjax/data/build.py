@@ -305,6 +305,6 @@ def _build_from_memory(
 
     dtype = stores.ids_dtype(tokenizer.vocab_size)
     while not ended and (options.max_tokens is None or tokens < options.max_tokens):
-        record = write_shard(some(), shards, out_dir / "shards", dtype, tokenizer, split_lines=options.split_lines)
+        record = write_shard(some(), shards, out_dir / "shards", dtype, tokenizer, options.split_lines)
         shards, tokens = shards + 1, tokens + record["tokens"]
     return shards

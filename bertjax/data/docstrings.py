@@ -47,9 +47,7 @@ def docstring_documents(megabytes: float) -> Iterator[tuple[str, list[str]]]:
                 return
 
 
-def build_docstring_store(
-    directory: epath.PathLike, megabytes: float, vocab_size: int, model: str = "wordpiece"
-) -> epath.Path:
+def build_docstring_store(directory: epath.PathLike, megabytes: float, vocab_size: int, model: str) -> epath.Path:
     """Trains a vocabulary on the corpus and builds its token store, 10 % of the documents held out; returns its
     directory. Does nothing if it is there. One process builds, others wait for it.
 

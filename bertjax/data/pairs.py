@@ -69,9 +69,7 @@ def tables_of(store: TokenStore) -> Tables:
     )
 
 
-def drawing_of(
-    store: TokenStore, seq_length: int, seed: int, epoch: int = 0, short_seq_prob: float = 0.1, nsp: bool = True
-) -> Drawing:
+def drawing_of(store: TokenStore, seq_length: int, seed: int, epoch: int, short_seq_prob: float, nsp: bool) -> Drawing:
     """Arguments as of `PairIndex`."""
     check_length(store, seq_length, nsp)
     key = np.uint64(combine(np.uint64(seed % 2**64), np.uint64(epoch)))

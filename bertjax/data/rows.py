@@ -61,8 +61,8 @@ class PairRows:
         seq_length: int,
         seed: int,
         *,
-        short_seq_prob: float = 0.1,
-        nsp: bool = True,
+        short_seq_prob: float,
+        nsp: bool,
         packed: bool = False,
         shuffle: bool = True,
     ):
@@ -155,7 +155,7 @@ class PairRows:
 
 
 class PaddedEpoch:  # a pair a row
-    def __init__(self, index: PairIndex, shuffle: bool = True):
+    def __init__(self, index: PairIndex, shuffle: bool):
         self.index, self.shuffle = index, shuffle
 
     def __len__(self) -> int:

@@ -59,7 +59,7 @@ def build_shard(task: ShardTask, tokenizer: Tokenizer) -> dict[str, Any]:
         for source, extent in enumerate(task.extents)
         for document in read_extent(extent, task.reading, counts)
     )
-    return write_shard(documents, task.number, task.directory, task.dtype, tokenizer, counts, task.split_lines)
+    return write_shard(documents, task.number, task.directory, task.dtype, tokenizer, task.split_lines, counts)
 
 
 def write_shard(
@@ -68,8 +68,8 @@ def write_shard(
     directory: Path,
     dtype: np.dtype,
     tokenizer: Tokenizer,
+    split_lines: int | None,
     counts: Counter[str] | None = None,
-    split_lines: int | None = None,
 ) -> dict[str, Any]:
     """Tokenizes documents and writes them as one whole shard; returns its record.
 

@@ -113,9 +113,9 @@ class TokenStore:
         types = map(np.dtype, ("<u4", "<i8", "<i8"))
         return SplitTables(*map(map_file, (self.path / f"{split}.{name}" for name in TABLES), types, sizes))
 
-    def other_split(self, split: str) -> TokenStore:
-        """Another split of the same store."""
-        return TokenStore(self.path, split, self.manifest)
+    def heldout(self) -> TokenStore:
+        """The held-out split of the same store."""
+        return TokenStore(self.path, "heldout", self.manifest)
 
     def require_documents(self) -> None:
         """Raises ValueError for a split without documents."""

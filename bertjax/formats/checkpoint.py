@@ -171,7 +171,7 @@ class SavedStates:
                 return f"{name} has {found[name][0]} bytes and checksum {found[name][1]}, not {size} and {checksum}"
         return None
 
-    def require(self, step: int | None = None) -> None:
+    def require(self, step: int | None) -> None:
         """Raises CheckpointError where there is no checkpoint at all, or none of `step`; reads none."""
         if self._newest() is None:
             raise CheckpointError(f"no checkpoint in {self.directory}")

@@ -178,7 +178,7 @@ def fit(
 
 
 def stored_parameters(
-    source: Source, model: heads.BertNetwork, reinitialise_head: bool | Collection[str] = False
+    source: Source, model: heads.BertNetwork, reinitialise_head: bool | Collection[str]
 ) -> tuple[dict[str, np.ndarray], list[str]]:
     """({path: array} of `model` from `source`, the paths that it lacks).
 

@@ -68,7 +68,7 @@ def match_headers(
     available: Mapping[str, Header],
     place: Naming,
     source: str,
-    fresh_heads: bool | Collection[str] = False,
+    fresh_heads: bool | Collection[str],
 ) -> tuple[list[str], list[str]]:
     """`match` by names, shapes and types alone, before anything is read.
 

@@ -91,13 +91,13 @@ class StoreCorpus(Corpus):
         self.tokenizer = self.stores[0].load_tokenizer()
         self.fingerprint = " ".join(store.manifest["content_hash"] for store in self.stores)
         self._options = dict(nsp=config.data.nsp, short_seq_prob=config.data.short_seq_prob, **self._slice)
-        self._heldout = self.stores[0].other_split("heldout")
+        self._heldout = self.stores[0].heldout()
         self._others = {}
         for number, store in enumerate(self.stores[1:], 2):
             name = store.path.name
             if name in self._others or name == self.stores[0].path.name:
                 name = f"{name}_{number}"
-            if len(heldout := store.other_split("heldout")):
+            if len(heldout := store.heldout()):
                 self._others[name] = heldout
         self._heldout.require_documents()
         for store in self.stores:

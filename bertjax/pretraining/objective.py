@@ -94,7 +94,7 @@ def make_objective(
     execution: Execution,
     tokenizer: Tokenizer,
     length: int,
-    pairs_per_row: int = 1,
+    pairs_per_row: int,
 ) -> PretrainingObjective:
     """What a phase with rows of `length` tokens trains."""
     return PretrainingObjective(

@@ -121,7 +121,7 @@ def initialize(
             "coordinator and number of processes and a process_id of its own, and can this machine reach that port?"
         )
 
-    with _telling(lambda: f"{who} waits for {waiting_for()}", timeout_s, give_up, delay_s=1.0):
+    with _telling(lambda: f"{who} waits for {waiting_for()}", 1.0, timeout_s, give_up):
         if meeting:
             try:
                 meeting.hold()
@@ -149,7 +149,7 @@ def wait_for_all(what: str) -> None:
     client = _client()
     if client is None:
         return
-    with _telling(lambda: f"waiting for another process of the run: {what}", delay_s=WAITING_LINE_S):
+    with _telling(lambda: f"waiting for another process of the run: {what}", WAITING_LINE_S):
         client.wait_at_barrier(f"bertjax/{next(_BARRIERS)}", 7 * 24 * 3600 * 1000)
 
 
@@ -291,10 +291,7 @@ _HANDLER: Any = None  # kept alive, since C calls it
 
 @contextlib.contextmanager
 def _telling(
-    text: Callable[[], str],
-    timeout_s: float | None = None,
-    give_up: Callable[[], None] | None = None,
-    delay_s: float = 0.0,
+    text: Callable[[], str], delay_s: float, timeout_s: float | None = None, give_up: Callable[[], None] | None = None
 ) -> Iterator[None]:
     """Prints on stderr what the block waits for, after `delay_s` and from time to time; then gives up."""
     done, begin = threading.Event(), time.monotonic()

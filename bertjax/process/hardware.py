@@ -195,9 +195,9 @@ def free_bytes(meminfo: str = "/proc/meminfo", limit: str = "/sys/fs/cgroup/memo
     return free
 
 
-def prng_implementation(name: str = "auto", platform: str | None = None) -> str:
+def prng_implementation(name: str, platform: str) -> str:
     """'threefry2x32' or 'rbg'. 'auto' is the faster one: rbg on TPU, where it is an instruction, threefry elsewhere."""
-    automatic = "rbg" if (platform or jax.default_backend()) == "tpu" else "threefry2x32"
+    automatic = "rbg" if platform == "tpu" else "threefry2x32"
     return automatic if name == "auto" else name
 
 

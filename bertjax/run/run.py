@@ -20,7 +20,7 @@ from bertjax.formats import hub
 from bertjax.log.logbook import Logbook
 from bertjax.log.report import as_warning, write_report
 from bertjax.model.presets import BertConfig, Execution
-from bertjax.model.size import PRETRAINING_HEADS, parameter_count, parameters_text
+from bertjax.model.size import parameter_count, parameters_text
 from bertjax.process.clock import Budget, Clock, reach
 from bertjax.process.distributed import wait_for_all
 from bertjax.run.checkpoint import Checkpoints
@@ -197,7 +197,7 @@ def summary(job: Job, step: int) -> str:
     return "\n".join(f"{name:>9}  {text}" for name, text in lines)
 
 
-def model_text(config: BertConfig, heads: tuple[str, ...] = PRETRAINING_HEADS) -> str:
+def model_text(config: BertConfig, heads: tuple[str, ...]) -> str:
     """Size of the network; `heads` are those counted among its parameters."""
     return (
         f"L={config.num_hidden_layers} H={config.hidden_size} A={config.num_attention_heads} "

@@ -27,7 +27,7 @@ def copy(tree: Any) -> Any:
 class Best:
     """The best evaluation so far, with its own copy of the parameters."""
 
-    def __init__(self, patience: int, checkpoints: Checkpoints | None = None):
+    def __init__(self, patience: int, checkpoints: Checkpoints | None):
         self.patience, self.misses = patience, 0
         place = checkpoints.directory if checkpoints else None
         self._kept = place.parent / f"{place.name}.evaluations.json" if place else None

@@ -28,11 +28,14 @@ log = logging.getLogger(__name__)
 class Pretrained:
     """Starting parameters: the encoder of a checkpoint, read once, and a head drawn from a key.
 
-    With keep_head=False the head is drawn even if the checkpoint has one of the same size.
+    Attributes:
+      keep_head: False where the head is drawn even if the checkpoint has one of the same size.
     """
 
-    def __init__(self, path: str | pathlib.Path, keep_head: bool = True):
-        self.path, self.keep_head = str(path), keep_head
+    keep_head = True
+
+    def __init__(self, path: str | pathlib.Path):
+        self.path = str(path)
         self.source = open_source(path)
         self._loaded: dict[str, np.ndarray] = {}
         self._draw: Any = None

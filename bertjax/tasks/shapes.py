@@ -27,14 +27,14 @@ def longest_in_batches(lengths: Sequence[int], batch_size: int) -> np.ndarray:
     return np.maximum.reduceat(drawn, np.arange(0, len(drawn), batch_size))
 
 
-def choose_buckets(lengths: Sequence[int], count: int = 3, multiple: int = 16) -> tuple[int, ...]:
-    """At most `count` padded lengths that waste the fewest padding tokens on rows of `lengths`.
+def choose_buckets(lengths: Sequence[int], count: int) -> tuple[int, ...]:
+    """At most `count` padded lengths, multiples of 16, that waste the fewest padding tokens on rows of `lengths`.
 
-    The best cut of the length histogram, found exactly by dynamic programming. Buckets are multiples of `multiple`.
+    The best cut of the length histogram, found exactly by dynamic programming.
     """
     if not len(lengths):
         raise ValueError("no rows, so no lengths to choose buckets from")
-    ceilings, rows = np.unique(-(-np.asarray(lengths) // multiple) * multiple, return_counts=True)
+    ceilings, rows = np.unique(-(-np.asarray(lengths) // 16) * 16, return_counts=True)
     below = np.concatenate([[0], np.cumsum(rows)])
     # best[j]: (padded tokens, buckets) of the rows up to ceiling j, with at most k buckets.
     best = [(int(below[j + 1] * c), (int(c),)) for j, c in enumerate(ceilings)]

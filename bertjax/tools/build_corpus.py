@@ -167,7 +167,7 @@ def reading_lines(seen: Preview, flags: argparse.Namespace, tokenizer: Tokenizer
     return lines
 
 
-def show_plan(files: list[str], size: int, reading: Sequence[str] = ()) -> None:
+def show_plan(files: list[str], size: int, reading: Sequence[str]) -> None:
     print(f"{len(files):,} file{'s' * (len(files) != 1)}, {size / 1e6:,.1f} MB:")
     for name in files[:10]:
         print(f"  {name}")

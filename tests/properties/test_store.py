@@ -14,7 +14,7 @@ from bertjax.tokenization.wordpiece import WordPieceTokenizer
 def batches_of(path):
     """Some batches of both splits, and what else a run takes from a store."""
     train = TokenStore(path)
-    heldout = train.other_split("heldout")
+    heldout = train.heldout()
     tokenizer = train.load_tokenizer()
     assert len(TokenStore(path, "heldout")) == len(heldout)
     batches = [
