@@ -131,7 +131,7 @@ def make_parser(name: str, doc: str | None, package: str = "bertjax.tools") -> P
 def add_input(parser: Parser, required: bool = False) -> None:
     """Adds --input, the text files of a corpus."""
     text = "files; wildcards in quotes; commas or repetition for several; tfds:NAME/CONFIG:SPLIT; hf:NAME,CONFIG:SPLIT"
-    parser.add_argument("--input", action="append", required=required, metavar="PATTERN", help=text)
+    parser.add_argument("--input", type=file_or_stdin, action="append", required=required, metavar="PATTERN", help=text)
 
 
 def add_settings(parser: Parser, base: Callable[[], Any] | None = None, short: Mapping[str, str] | None = None) -> None:
@@ -207,6 +207,11 @@ def _at_least(least: int, text: str) -> int:
     if number < least:
         raise argparse.ArgumentTypeError(f"{number} must be at least {least}")
     return number
+
+
+def file_or_stdin(text: str) -> str:
+    """The value of a flag that names what is read: - is the standard input."""
+    return "/dev/stdin" if text == "-" else text
 
 
 def json_object(text: str) -> dict[str, Any]:

@@ -109,6 +109,8 @@ def evaluate(flags: Any, config: Config) -> dict[str, Any]:
 def _one_file(name: str, data: str, split: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """(directory, options) of --data; a file in place of a directory is that of the split."""
     path = os.path.expanduser(data)
+    if data == "-" or (os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)):
+        raise ValueError(f"--data={data} is read more than once, and by its suffix: write it to a file such as dev.csv")
     if not os.path.isfile(path):
         return data, options
     if name not in ("table", "ner", "tag", "swag", "squad1.1", "squad2.0"):

@@ -22,7 +22,7 @@ from bertjax.interop.loading import load_model
 from bertjax.interop.sentence_transformers import POOLINGS
 from bertjax.model.presets import DTYPES, Execution
 from bertjax.tasks.inputs import read_texts
-from bertjax.tools.arguments import make_parser, refusals, require_other_file
+from bertjax.tools.arguments import file_or_stdin, make_parser, refusals, require_other_file
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = make_parser("features", __doc__)
     add = parser.add_argument
     add("--model", required=True, metavar="DIR", help="a model that bertjax.load_model reads")
-    add("--file", required=True, metavar="FILE", help="lines, or a table")
+    add("--file", type=file_or_stdin, required=True, metavar="FILE", help="lines (- is the standard input), or a table")
     add("--columns", metavar="NAME,NAME", help="of the texts in a .csv, .tsv or .jsonl file (default text)")
     add("--out", required=True, metavar="FILE", help=".jsonl or .npz")
     add("--layers", help="list indices, with commas; 0 is the embeddings (default -1)")

@@ -32,7 +32,7 @@ from bertjax.model.presets import DTYPES, Execution
 from bertjax.prediction import TASKS, asked
 from bertjax.tasks.inputs import Input, Output, given_inputs, read_inputs
 from bertjax.tasks.make import Remembered, remembered
-from bertjax.tools.arguments import add_settings, make_parser, refusals, require_other_file, require_used
+from bertjax.tools.arguments import add_settings, file_or_stdin, make_parser, refusals, require_other_file, require_used
 
 PAIRS = ("next-sentence", "classify", "qa")  # of which a line has two texts, separated by a tab
 CHUNK = 64  # batches: enough to sort by length, few enough for the memory
@@ -54,7 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--task", help=f"{', '.join(TASKS)}, or the name of a fine-tuning task; default: the model's own")
     given = parser.add_mutually_exclusive_group(required=True)
     given.add_argument("--text", action="append", help="an input; may be given several times")
-    given.add_argument("--file", metavar="FILE", help="inputs: lines, a table, .conll, SQuAD or hf:NAME,CONFIG:SPLIT")
+    text = "inputs: lines (- is the standard input), a table, .conll, SQuAD or hf:NAME,CONFIG:SPLIT"
+    given.add_argument("--file", type=file_or_stdin, metavar="FILE", help=text)
     add("--columns", metavar="NAME,NAME", help="of the texts in a table; default: what the model was fine-tuned on")
     add("--out", metavar="FILE", help=".csv, .tsv, .jsonl, .conll (ner) or .json (qa); default: screen, as the input")
     add("--top_k", type=int, help="candidates for each [MASK] (default 5)")
@@ -62,6 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     short = {"batch_size": "task.eval_batch_size", "max_length": "task.max_length"}
     add_settings(parser, prediction_config, short)
     options = parser.parse_args(arguments)
+    options.out = None if options.out == "-" else options.out
     with refusals("predict"):
         config = check_config(options.config)
         options.batch_size = config.task.eval_batch_size

@@ -10,7 +10,7 @@ import pytest
 from bertjax import inference, prediction
 from bertjax.tasks.inputs import read_inputs, read_texts
 from bertjax.tasks.make import Remembered
-from bertjax.tools import features, predict
+from bertjax.tools import evaluate, features, predict, train_vocab
 
 REVIEWS = {"task": "table", "options": {"text": "review", "label": "sentiment", "files": {"train": "train.csv"}}}
 
@@ -312,3 +312,23 @@ def test_tagged_words_and_tables_which_a_first_look_tells_may_come_through_a_pip
     os.close(writer)
     assert read_inputs(f"/dev/fd/{reader}", task, memory, labels=("O", "B-X")).texts == [found]
     os.close(reader)
+
+
+def test_a_dash_is_the_standard_input_and_the_screen(model, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    reader, writer = os.pipe()
+    before = os.dup(0)
+    os.write(writer, b"one\ntwo\n")
+    os.close(writer)
+    os.dup2(reader, 0)
+    predict.main(["--model=m", "--task=classify", "--file=-", "--out=-"])
+    os.dup2(before, 0)
+    assert model.asked == ["one", "two"] and len(capsys.readouterr().out.splitlines()) == 2
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_reads_its_input_again_refuses_the_standard_input_with_the_remedy():
+    with pytest.raises(SystemExit, match="'/dev/stdin'; it is a pipe or a device, and a corpus is read more than once"):
+        train_vocab.main(["--input=-", "--output=v"])
+    with pytest.raises(ValueError, match="--data=- is read more than once, and by its suffix: write it to a file"):
+        evaluate._one_file("table", "-", "dev", {})
