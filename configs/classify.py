@@ -3,7 +3,8 @@
     python -m bertjax.main --config=configs/classify.py --config.init_from=MODEL \\
         --config.task.data=DIR --workdir=DIR
 
-DIR holds train.csv and dev.csv; others are named by --config.task.options.files="{'train': NAME, 'dev': NAME}".
+DIR holds train.csv and dev.csv (or .tsv, .jsonl); others are named by
+--config.task.options.files="{'train': NAME, 'dev': NAME}".
 A data set of the Hugging Face Hub is given as --config.task.data=hf:NAME. Columns by name: see
 bertjax/tasks/custom.py.
 """

@@ -43,8 +43,9 @@ class TableTask(TextTask):
         name: str = "table",
         headerless: Sequence[str] | None = None,
     ):
-        """`files` maps splits to names in `source` (train.csv, dev.csv), or to splits of the data set that it names;
-        `text` names one or two columns; `separator` parts the labels of a cell (None: '|').
+        """`files` maps splits to names in `source` (default train, dev and test, as .csv, .tsv or .jsonl), or to splits
+        of the data set that it names; `text` names one or two columns; `separator` parts the labels of a cell (None:
+        '|').
         """
         text = (text,) if isinstance(text, str) else text
         if not isinstance(text, list | tuple) or len(text) not in (1, 2):
@@ -53,7 +54,7 @@ class TableTask(TextTask):
             raise ValueError("separator='' cannot separate labels; leave it out for '|'")
         super().__init__(name, head, labels, metric)
         self.source = pathlib.Path(source)
-        self.splits = splits_in(source, files, {"train": "train.csv", "dev": "dev.csv"})
+        self.splits = splits_in(source, files, {split: self._usual(split) for split in ("train", "dev", "test")})
         self.text, self.label, self.separator = tuple(text), label, separator
         self.headerless = headerless
         self.options = dict(
@@ -61,6 +62,11 @@ class TableTask(TextTask):
         )
         if self.kind_of_head.named and not self.labels:
             self.labels = self._labels_of_train()
+
+    def _usual(self, split: str) -> str:
+        """The file of a split that is not named: SPLIT.csv, or one of another form where there is none."""
+        names = [f"{split}{suffix}" for suffix in (".csv", ".tsv", ".jsonl")]
+        return next((name for name in names if (self.source / name).exists()), names[0])
 
     def _labels_of_train(self) -> tuple[str, ...]:
         split = self.labelled_train()

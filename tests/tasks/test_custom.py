@@ -40,6 +40,19 @@ def test_classes_are_named_by_the_train_split_and_matched_by_name(tmp_path):
     assert [record.id for record in task.read("dev").records] == ["7", "1"]
 
 
+@pytest.mark.parametrize("suffix", ["tsv", "jsonl"])
+def test_files_that_are_not_named_may_be_of_any_form(tmp_path, suffix):
+    """The page on fine-tuning asks for a folder with CSV, TSV or JSON lines."""
+    lines = {"tsv": "text\tlabel\nx\ta\ny\tb\n", "jsonl": '{"text": "x", "label": "a"}\n{"text": "y", "label": "b"}\n'}
+    for split in ("train", "dev", "test"):
+        (tmp_path / f"{split}.{suffix}").write_text(lines[suffix])
+    task = TableTask(tmp_path)
+    assert task.labels == ("a", "b")
+    assert [record.text_a for split in ("dev", "test") for record in task.read(split).records] == ["x", "y"] * 2
+    (tmp_path / "dev.csv").write_text("text,label\nz,a\n")
+    assert [record.text_a for record in TableTask(tmp_path).read("dev").records] == ["z"]
+
+
 def test_a_label_unknown_to_the_head_is_refused_with_file_and_line(tmp_path):
     (tmp_path / "a.tsv").write_text("text\tlabel\nx\ta\ny\tb\n")
     (tmp_path / "b.tsv").write_text("text\tlabel\nx\ta\ny\tc\n")

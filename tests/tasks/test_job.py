@@ -317,7 +317,7 @@ def test_what_cannot_work_is_refused_before_anything_compiles(start, data, tmp_p
     with pytest.raises(ValueError, match="'table' has no option 'lable'. Did you mean 'label'"):
         job.make_task("table", data, {"lable": "y"})
     with pytest.raises(ValueError, match="task 'table': .*train.csv does not exist; .* files={'train'"):
-        job.make_task("table", data)
+        job.make_task("table", str(tmp_path / "empty"))
 
 
 def test_a_head_goes_on_for_the_same_names_and_is_drawn_anew_for_others(data, tmp_path):
