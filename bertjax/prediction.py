@@ -95,7 +95,8 @@ def predict(
     if isinstance(model, str | os.PathLike):
         # Without a task the head that is there answers.
         path = os.fspath(model)
-        kind = TASKS[asked(task, path)][1] if task or _remembers(path) else None
+        known = task or remembered(open_source(path).settings, path).task
+        kind = TASKS[asked(task, path)][1] if known else None
         model = load_model(path, kind)
     if not isinstance(model, LoadedModel):
         raise ValueError(f"model={model!r:.80} is neither a model of load_model nor a path")
@@ -151,10 +152,6 @@ def asked(name: str | None, model: LoadedModel | str) -> str:
     if found == "swag":
         raise ValueError("multiple choice is answered by bertjax.tools.evaluate --out=DIR")
     return ASKED.get(found, found)
-
-
-def _remembers(path: str) -> bool:
-    return remembered(open_source(path).settings, path).task is not None
 
 
 def _pair(given: Given, purpose: str) -> tuple[str, str]:

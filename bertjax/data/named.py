@@ -82,8 +82,8 @@ class HfName(NamedTuple):
 
 @functools.lru_cache(1)
 def _prepared(name: HfName) -> Any:
-    """The builder of a data set that is in the cache of `datasets`, as a whole."""
-    builder = _builder(name._replace(split=""))
+    """The builder of a data set, named without a split, that is in the cache of `datasets` as a whole."""
+    builder = _builder(name)
     with _explained(name):
         builder.download_and_prepare()
     return builder

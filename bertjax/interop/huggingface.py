@@ -251,9 +251,9 @@ def class_name(config: BertConfig, architecture: str) -> tuple[str, str]:
     if last or model_type == OWN or (model_type != "bert" and architecture in BERT_ALONE):
         return architecture, OWN
     prefix = TYPES[model_type].prefix
-    if architecture.startswith(prefix) and not architecture.startswith("BertFor" if prefix != "Bert" else ""):
-        return architecture, model_type
-    return prefix + architecture.removeprefix("Bert"), model_type
+    if not architecture.startswith(prefix):
+        architecture = prefix + architecture.removeprefix("Bert")
+    return architecture, model_type
 
 
 def export_text(config: BertConfig, architecture: str) -> str:

@@ -48,16 +48,12 @@ class LoadedModel:
     fresh: tuple[str, ...] = ()
     sentence: SentenceSettings | None = None
 
-    def __post_init__(self) -> None:
-        static = ("all_hidden",)
-        object.__setattr__(
-            self,
-            "_apply",
-            jax.jit(
-                lambda params, *args, **kwargs: self.model.apply({"params": params}, *args, **kwargs),
-                static_argnames=static,
-                compiler_options=compiler_options(jax.default_backend()),
-            ),
+    @functools.cached_property
+    def _apply(self) -> Callable[..., Any]:
+        return jax.jit(
+            lambda params, *args, **kwargs: self.model.apply({"params": params}, *args, **kwargs),
+            static_argnames="all_hidden",
+            compiler_options=compiler_options(jax.default_backend()),
         )
 
     def __repr__(self) -> str:

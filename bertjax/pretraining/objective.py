@@ -81,7 +81,7 @@ class PretrainingObjective:
         return total, sums
 
     def _with_copies(self, params: Any, rows: int) -> Any:
-        """`params` with a word table for each device's share of the rows (rows.copies)."""
+        """`params` with a word table for each device's share of the rows (model/mesh.py)."""
         encoder = params["encoder"]
         embeddings = encoder["embeddings"]
         words = copies(embeddings["word_embeddings"], rows, self.model.execution.array_dtype)

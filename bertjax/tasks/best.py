@@ -28,7 +28,7 @@ class Best:
     """The best evaluation so far, with its own copy of the parameters."""
 
     def __init__(self, patience: int, checkpoints: Checkpoints | None):
-        self.patience, self.misses = patience, 0
+        self.patience = patience
         place = checkpoints.directory if checkpoints else None
         self._kept = place.parent / f"{place.name}.evaluations.json" if place else None
         self.params: Any = None
@@ -53,7 +53,6 @@ class Best:
                 f"{self._kept} cannot be read ({error}), so early stopping would begin to count "
                 "again: put a copy of the file back, or delete it to accept that"
             ) from None
-        self.misses = sum(step > self.step for step, _ in self.history)
 
     def see(self, step: int, scores: Scores, value: float, params: Any) -> Mapping[str, float]:
         """Notes an evaluation and returns its numbers; raises EarlyStop when patience ends."""
@@ -63,7 +62,7 @@ class Best:
             write_whole(self._kept, json.dumps(self.history))
         if is_better(value, self.value):
             self.adopt(step, scores, value, params)
-        self.misses = sum(step > self.step for step, _ in self.history)
-        if self.patience and self.misses >= self.patience:
-            raise EarlyStop(f"no better score for {self.misses} evaluations, at step {step}")
+        misses = sum(step > self.step for step, _ in self.history)
+        if self.patience and misses >= self.patience:
+            raise EarlyStop(f"no better score for {misses} evaluations, at step {step}")
         return scores.values

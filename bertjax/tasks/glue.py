@@ -54,8 +54,8 @@ class GlueSpec:
     @property
     def named(self) -> dict[str, str]:
         """Split -> its name at the Hub and in TFDS."""
-        names = {split: name.removesuffix(".tsv").replace("dev", "validation") for split, name in self.files.items()}
-        return {split: {"diagnostic": "test"}.get(name, name) for split, name in names.items()}
+        names = {split: name.removesuffix(".tsv") for split, name in self.files.items()}
+        return {split: name.replace("dev", "validation").replace("diagnostic", "test") for split, name in names.items()}
 
 
 _ACCEPTABLE = {"0": "unacceptable", "1": "acceptable"}

@@ -40,11 +40,6 @@ class Scores:
     def __getitem__(self, name: str) -> float:
         return self.values[name]
 
-    @property
-    def degenerate(self) -> bool:
-        """True if the model predicts a constant (a run that did not learn)."""
-        return ONE_CLASS_ONLY in self.flags or CONSTANT in self.flags
-
 
 def softmax(logits: np.ndarray) -> np.ndarray:
     """Probabilities [..., C] of logits [..., C]."""

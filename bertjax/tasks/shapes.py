@@ -111,11 +111,11 @@ def packed_shape(lengths: Sequence[int], batch_size: int, limit: int, multiple: 
 
     A batch has no more tokens than `batch_size` padded rows; its rows are a multiple of `multiple`.
     """
-    made = []
-    for length in packed_lengths(max(lengths), limit):
+    made, candidates = [], packed_lengths(max(lengths), limit)
+    for length in candidates:
         shape = Shape(1, length, slots(length))
         rows = sum(1 for _ in filled(lengths, lambda _, shape=shape: shape))
-        most = max(1, batch_size * packed_lengths(max(lengths), limit)[0] // length // multiple) * multiple
+        most = max(1, batch_size * candidates[0] // length // multiple) * multiple
         batches = -(-rows // most)
         of_batch = -(-rows // batches // multiple) * multiple
         made.append((batches * of_batch * length * (1 + PER_LENGTH * length), shape._replace(rows=of_batch)))

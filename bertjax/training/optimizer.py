@@ -70,11 +70,6 @@ def share_of_peak(name: str, step: Any, warmup_steps: Any, total_steps: Any, dec
     return jnp.where(step < warmup_steps, step / jnp.maximum(warmup_steps, 1), decayed)
 
 
-def rate_at(name: str, schedule: Mapping[str, Any], step: Any, decay_share: float) -> jax.Array:
-    """The rate that optimizer.learning_rate_schedule gives, for traced numbers."""
-    return schedule["peak"] * share_of_peak(name, step, schedule["warmup_steps"], schedule["total_steps"], decay_share)
-
-
 class Optimizer(NamedTuple):
     """An optimizer; `init` and `update` are those of an optax.GradientTransformationExtraArgs."""
 
@@ -316,18 +311,20 @@ def with_schedule_in_state(unit: Optimizer, name: str, decay_share: float = Opti
     """
 
     def init(params: Any) -> dict[str, Any]:
-        schedule = {"peak": 0.0, "warmup_steps": 0.0, "total_steps": 1.0}
-        return {**unit.init(params), "schedule": {name: jnp.float32(number) for name, number in schedule.items()}}
+        schedule = {"peak": jnp.float32(0), "warmup_steps": jnp.float32(0), "total_steps": jnp.float32(1)}
+        return {**unit.init(params), "schedule": schedule}
+
+    def rate(step: Any, state: Any) -> jax.Array:
+        schedule = state["schedule"]
+        share = share_of_peak(name, step, schedule["warmup_steps"], schedule["total_steps"], decay_share)
+        return schedule["peak"] * share
 
     def update(gradients, state, params, *, step, updates=None):
         moments = {key: value for key, value in state.items() if key != "schedule"}
         changes, moments = unit.update(gradients, moments, params, step=step, updates=updates)
-        rate = rate_at(name, state["schedule"], step, decay_share)
-        changes = jax.tree.map(lambda change: change * rate.astype(change.dtype), changes)
+        scale = rate(step, state)
+        changes = jax.tree.map(lambda change: change * scale.astype(change.dtype), changes)
         return changes, {**moments, "schedule": state["schedule"]}
-
-    def rate(step: Any, state: Any) -> jax.Array:
-        return rate_at(name, state["schedule"], step, decay_share)
 
     return Optimizer(init, update, rate, unit.gradient_norm)
 

@@ -18,7 +18,7 @@ from bertjax.tasks import finetune, kinds, results
 from bertjax.tasks.custom import TableTask
 from bertjax.tokenization import WordPieceTokenizer
 from bertjax.training import sharding
-from bertjax.training.optimizer import learning_rate_schedule, rate_at
+from bertjax.training.optimizer import learning_rate_schedule, make_optimizer, with_schedule_in_state
 
 VOCAB = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film", "a", "the", "very"]
 CONFIG = BertConfig(
@@ -71,12 +71,12 @@ def tuner(tmp_path):
 @pytest.mark.parametrize("name", dict(walk(OptimizerSettings))["schedule"].allowed)
 @pytest.mark.parametrize("warmup", [0, 7])
 def test_the_schedule_in_the_state_equals_the_compiled_one(name, warmup):
-    numbers = {"peak": 3e-5, "warmup_steps": warmup, "total_steps": 40}
+    optimizer = with_schedule_in_state(make_optimizer(OptimizerSettings(), 1.0), name)
+    state = {"schedule": {"peak": 3e-5, "warmup_steps": warmup, "total_steps": 40}}
     expected = learning_rate_schedule(name, 3e-5, warmup, 40)
     for step in range(42):
-        np.testing.assert_allclose(
-            rate_at(name, numbers, step, OptimizerSettings.decay_share), expected(step), rtol=1e-6, atol=1e-12
-        )
+        found = optimizer.learning_rate(step, state)
+        np.testing.assert_allclose(found, expected(step), rtol=1e-6, atol=1e-12)
 
 
 @described

@@ -130,7 +130,7 @@ def _class_table(table: Mapping[str, Sequence[float]], details: Mapping[str, Any
     kind = "entities" if "by_type" in details else "questions" if scores == 1 else "rows"
     head = ["", *("precision", "recall", "F1")[-scores:], kind]
     lines = [
-        [_text(cut(name)), *(f"{100 * value:.1f}" for value in row[:-1]), f"{row[-1]:,}"]
+        [_text(_cut(name)), *(f"{100 * value:.1f}" for value in row[:-1]), f"{row[-1]:,}"]
         for name, row in ((name, table[name]) for name in names)
     ]
     note = "on dev, in %"
@@ -138,7 +138,7 @@ def _class_table(table: Mapping[str, Sequence[float]], details: Mapping[str, Any
         if len(matrix) > len(names):
             names.append(NO_ENTITY)
             lines.append([NO_ENTITY, *[""] * (scores + 1)])
-        head += [f"<span>as {_text(cut(name))}</span>" for name in names]
+        head += [f"<span>as {_text(_cut(name))}</span>" for name in names]
         for number, line in enumerate(lines):
             row = matrix[number]
             line += [_heat(count, sum(row), place == number) for place, count in enumerate(row)]
@@ -303,9 +303,9 @@ def _text(value: object) -> str:
     return html.escape(str(value))
 
 
-def cut(name: str, limit: int = 40) -> str:
+def _cut(name: str) -> str:
     """The name, or its beginning."""
-    return name if len(name) <= limit else name[: limit - 1] + "…"
+    return name if len(name) <= 40 else name[:39] + "…"
 
 
 def _list(lines: Sequence[object], kind: str = "told") -> str:
