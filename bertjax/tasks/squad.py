@@ -43,7 +43,7 @@ def _question(entry: Mapping[str, Any], context: str, where: str) -> Question:
 
     An answer without text is none, as in the official scores.
     """
-    impossible, answers = entry.get("is_impossible") or False, entry.get("answers", ())
+    impossible, answers = entry.get("is_impossible") or False, entry.get("answers") or ()
     if isinstance(answers, Mapping):  # as `datasets` holds them
         texts, starts = answers["text"], answers["answer_start"]
         if not (isinstance(texts, list) and isinstance(starts, list)):
@@ -154,10 +154,9 @@ class SquadTask(Task):
     # --- reading
 
     def read(self, split: str) -> Split:
-        """Questions in file order. A split is labelled if its questions carry 'answers'.
+        """Questions in file order. A split is labelled if its questions carry 'answers', or are said to have none.
 
-        Raises ValueError for a file of another layout, and in version 1.1 for a question without an answer among others
-        that have one.
+        Raises ValueError for a file of another layout, and for a question without a label among others that have one.
         """
         path = self.file_of(split)
         if is_name(path):
@@ -179,19 +178,21 @@ class SquadTask(Task):
                         if question.id in questions:
                             raise ValueError(f"{where}: question id {question.id!r} occurs twice")
                         questions[question.id] = question
-                        labelled.append("answers" in entry and (self.version == "2.0" or bool(question.answers)))
+                        told = entry.get("answers") is not None or entry.get("is_impossible")
+                        labelled.append(bool(question.answers or (told and self.version == "2.0")))
             except KeyError as error:
                 raise ValueError(f"{where}: the key {error} is missing") from None
             except (TypeError, AttributeError) as error:
                 raise ValueError(f"{where} is not laid out as SQuAD: {error}") from None
         if not questions:
             raise ValueError(f"{path} holds no questions")
-        if self.version == "1.1" and any(labelled) and not all(labelled):
+        if any(labelled) and not all(labelled):
             first = list(questions)[labelled.index(False)]
-            raise ValueError(
-                f"{questions[first].where}: question {first!r} has no answer, which SQuAD 1.1 does "
-                "not know; use version 2.0"
-            )
+            remedy = {
+                "1.1": "has no answer, which SQuAD 1.1 does not know; use version 2.0",
+                "2.0": "has neither 'answers' nor is_impossible, unlike others; without an answer: 'answers': []",
+            }
+            raise ValueError(f"{questions[first].where}: question {first!r} {remedy[self.version]}")
         return Split(split, list(questions.values()), all(labelled), fingerprint)
 
     # --- questions -> windows

@@ -431,6 +431,16 @@ def test_a_question_without_an_answer_belongs_to_version_two(tmp_path):
     assert squad_file(tmp_path, ANSWERED, empty, version="2.0").read("train").labelled
 
 
+@pytest.mark.parametrize("left_out", [{}, {"answers": None}])
+def test_a_question_said_to_be_impossible_needs_no_list_of_answers(tmp_path, left_out):
+    other = {"id": "2", "question": "why?"} | left_out
+    found = squad_file(tmp_path, ANSWERED, other | {"is_impossible": True}, version="2.0").read("train")
+    assert found.labelled and found.records[1].answers == ()
+    with pytest.raises(ValueError, match="question '2' has neither 'answers' nor is_impossible"):
+        squad_file(tmp_path, ANSWERED, other, version="2.0").read("train")
+    assert not squad_file(tmp_path, other, version="2.0").read("train").labelled  # a test file
+
+
 @pytest.mark.parametrize(
     ("answers", "expected"),
     [
