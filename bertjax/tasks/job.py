@@ -41,7 +41,7 @@ from bertjax.training import sharding
 from bertjax.training.trainer import TrainState
 
 log = logging.getLogger(__name__)
-__all__ = ["TASKS", "TaskJob", "evaluate", "make_task", "prepare", "prepare_task", "prepare_tuner", "run", "task_name"]
+__all__ = ["TASKS", "TaskJob", "evaluate", "make_task", "prepare", "prepare_run", "prepare_tuner", "run", "task_name"]
 
 
 @dataclasses.dataclass(eq=False)
@@ -183,22 +183,16 @@ def prepare_tuner(
     return tuner
 
 
-def prepare_task(
-    task: Any,
-    init_from: str | Pretrained,
-    workdir: str | os.PathLike[str],
-    settings: Config,
-    *,
-    execution: Execution = Execution(),  # noqa: B008  frozen
-    mesh: Any = None,
-    mesh_reason: str = "",
-) -> TaskJob:
-    """The job of a task in a work directory. Raises what prepare_tuner raises, and errors of the directory."""
-    tuner = prepare_tuner(task, init_from, settings, execution=execution, mesh=mesh)
+def prepare_run(tuner: FineTuner, workdir: str | os.PathLike[str], mesh_reason: str = "") -> TaskJob:
+    """The job of a tuner in a work directory.
+
+    Raises ValueError for settings that do not go with the data, and for a directory that holds something else.
+    """
+    settings = tuner.settings
     predict = tuple(name for names in settings.task.predict for name in names.split(",") if name)
     for split in dict.fromkeys(predict):
-        if split not in task.splits:
-            raise ValueError(f"cannot predict split {split!r}; one of {', '.join(task.splits)}")
+        if split not in tuner.task.splits:
+            raise ValueError(f"cannot predict split {split!r}; one of {', '.join(tuner.task.splits)}")
         if split not in ("train", "dev"):
             found = tuner.read(split)  # what cannot be read, or a label that is unknown, shows now
             if found.labelled:
@@ -229,17 +223,12 @@ def facts_of(tuner: FineTuner) -> dict[str, str]:
 def prepare(config: Config, workdir: str, mesh: Any = None) -> TaskJob:
     """The job of a config file: `config.task` beside the settings that pre-training shares."""
     check_export(config)
-    reason, parts = _parts(config, mesh)
-    return prepare_task(workdir=workdir, settings=config, mesh_reason=reason, **parts)
+    tuner, mesh_reason = tuner_of(config, mesh)
+    return prepare_run(tuner, workdir, mesh_reason)
 
 
-def tuner_of(config: Config, read: bool = True) -> FineTuner:
-    """The FineTuner of a config file, for trainings without a work directory. `read` is that of prepare_tuner."""
-    return prepare_tuner(settings=config, read=read, **_parts(config, None)[1])
-
-
-def _parts(config: Config, mesh: Any) -> tuple[str, dict[str, Any]]:
-    """Why this mesh was chosen, and the other arguments of prepare_tuner."""
+def tuner_of(config: Config, mesh: Any = None, read: bool = True) -> tuple[FineTuner, str]:
+    """The FineTuner of a config file, and why its mesh was chosen; arguments and errors as of prepare_tuner."""
     t = config.task
     if not config.init_from:
         raise ValueError("config.init_from is empty: fine-tuning starts from a pre-trained model")
@@ -252,7 +241,7 @@ def _parts(config: Config, mesh: Any) -> tuple[str, dict[str, Any]]:
     execution = Execution.of(config.execution, mesh.devices.flat[0].platform, config.mesh.tensor > 1, model)
     task = make_task(t.name, t.data, t.options)
     task.metric = t.metric or task.metric
-    return reason, {"task": task, "init_from": start, "execution": execution, "mesh": mesh}
+    return prepare_tuner(task, start, config, execution=execution, mesh=mesh, read=read), reason
 
 
 def evaluate(

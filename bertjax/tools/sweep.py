@@ -134,7 +134,7 @@ def run(config: Config, search: dict[str, list[Any]], seeds: range, workdir: pat
         nonlocal tuner, made_for
         if settings.replace(base) != made_for:
             tuner = None  # its memory first
-            tuner, made_for = job.tuner_of(settings), settings.replace(base)
+            tuner, made_for = job.tuner_of(settings)[0], settings.replace(base)
         return tuner
 
     _check(runs, base)
@@ -165,7 +165,7 @@ def _check(runs: Iterable[tuple[Mapping[str, Any], Config]], base: Mapping[str, 
     for setting, settings in runs:
         try:
             if (shared := settings.replace(base)) != made_for:
-                mesh, made_for = job.tuner_of(shared, read=False).mesh, shared
+                mesh, made_for = job.tuner_of(shared, read=False)[0].mesh, shared
             check_batch(settings.batch_size, mesh, settings.accumulation)
         except (ValueError, OSError) as error:
             raise ValueError(f"the run with {sweep.described(setting)}: {one_line(error)}") from error

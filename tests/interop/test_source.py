@@ -172,7 +172,7 @@ def test_numbers_are_their_own_order_and_a_nameless_head_is_not_trained_on(tmp_p
     (tmp_path / "t.tsv").write_text("text\tlabel\nthe cat\tx\nsat on\ty\n")
     task = job.make_task("table", tmp_path, {"files": {"train": "t.tsv", "dev": "t.tsv"}})
     start = job.Pretrained(classifier(tmp_path / "m", labels=2))
-    job.prepare_task(task, start, tmp_path / "run", frozen(finetune_config()).replace({"task.max_length": 16}))
+    job.prepare_tuner(task, start, frozen(finetune_config()).replace({"task.max_length": 16}))
     assert not start.keep_head
 
 
@@ -255,7 +255,7 @@ def test_pairs_are_refused_by_a_model_of_one_segment(tmp_path):
     (tmp_path / "t.tsv").write_text("text\tother\tlabel\nthe cat\tsat\tx\nsat on\tmat\ty\n")
     task = job.make_task("table", tmp_path, {"files": {"train": "t.tsv", "dev": "t.tsv"}, "text": ["text", "other"]})
     with pytest.raises(ValueError, match="one segment"):
-        job.prepare_task(task, model, tmp_path / "run", frozen(finetune_config()).replace({"task.max_length": 16}))
+        job.prepare_tuner(task, model, frozen(finetune_config()).replace({"task.max_length": 16}))
 
 
 # --- keys of config.json

@@ -72,7 +72,7 @@ def table(folder, **options):
 
 def test_the_start_up_screen_says_what_will_be_learnt_from_what(start, data):
     run = run_of(1e-3, 16, 3)
-    prepared = job.prepare_task(table(data), start, data / "run", run, mesh=one_device())
+    prepared = job.prepare_run(job.prepare_tuner(table(data), start, run, mesh=one_device()), data / "run")
     lines = dict(line.strip().split("  ", 1) for line in summary(prepared, 0).splitlines())
     assert lines["model"].startswith("L=1 H=16 A=2 F=32 V=11")
     assert lines["rows"] == "train 64, dev 21"
@@ -84,7 +84,7 @@ def test_the_start_up_screen_says_what_will_be_learnt_from_what(start, data):
     resumed = summary(prepared, 8)
     assert "start  resumed from the checkpoint of step 8" in resumed and "are cut" not in resumed
     short = run.replace({"task.max_length": 6})
-    prepared = job.prepare_task(table(data), start, data / "short", short, mesh=one_device())
+    prepared = job.prepare_run(job.prepare_tuner(table(data), start, short, mesh=one_device()), data / "short")
     assert "100% of training rows fill task.max_length=6: longer texts are cut" in summary(prepared, 0)
 
 
@@ -94,7 +94,7 @@ def test_early_stopping_that_cannot_come_before_the_end_is_told_at_the_start(sta
     def screen(patience, epochs, **more):
         changes = {"task.early_stopping": patience, **{f"task.{name}": value for name, value in more.items()}}
         run = run_of(1e-3, 16, epochs).replace(changes)
-        return summary(job.prepare_task(table(data), start, data / "run", run, mesh=one_device()), 0)
+        return summary(job.prepare_run(job.prepare_tuner(table(data), start, run, mesh=one_device()), data / "run"), 0)
 
     note = "task.early_stopping=2 can only shorten a run of 4 evaluations or more, and this one has 3: "
     assert note in screen(2, 3)
@@ -109,7 +109,7 @@ def test_a_job_writes_result_predictions_and_a_model_that_scores_the_same(start,
     run = run_of(5e-3, 16, 3, seed=1).replace(
         {"task.predict": ("dev", "test"), "log.csv": True, "log.tensorboard": False}
     )
-    prepared = job.prepare_task(task, start, workdir, run, mesh=one_device())
+    prepared = job.prepare_run(job.prepare_tuner(task, start, run, mesh=one_device()), workdir)
     result = job.run(prepared)
     stored = json.loads((workdir / "result.json").read_text())
     assert stored["value"] == result["value"] and stored["run"]["seed"] == 1
@@ -198,7 +198,7 @@ def test_a_job_writes_result_predictions_and_a_model_that_scores_the_same(start,
     assert repeated["value"] == result["value"] and repeated["best_step"] == result["best_step"]
     with pytest.raises(ValueError, match="(?s)optimizer.learning_rate: 0.005 -> 0.001.*another --workdir"):
         other = run_of(1e-3, 16, 3, seed=1)
-        job.run(job.prepare_task(task, start, workdir, other, mesh=one_device()))
+        job.run(job.prepare_run(job.prepare_tuner(task, start, other, mesh=one_device()), workdir))
 
 
 def test_a_workdir_is_known_by_what_its_files_hold(start, data, tmp_path):
@@ -207,7 +207,7 @@ def test_a_workdir_is_known_by_what_its_files_hold(start, data, tmp_path):
 
     def prepare(options=None, **more):
         settings = SETTINGS.replace({"task.options": options or {}})
-        return job.prepare_task(table(data, **more), start, workdir, settings, mesh=one_device())
+        return job.prepare_run(job.prepare_tuner(table(data, **more), start, settings, mesh=one_device()), workdir)
 
     prepared = prepare({"separator": "|"})
     prepared.record(workdir)
@@ -234,7 +234,7 @@ def test_a_workdir_is_known_by_what_its_files_hold(start, data, tmp_path):
 def test_what_follows_where_the_workdir_holds_a_run_already(start, data, tmp_path):
     def prepare(resume, rate=1e-3):
         settings = run_of(rate, 16, 3).replace({"resume": resume})
-        return job.prepare_task(table(data), start, tmp_path / "run", settings, mesh=one_device())
+        return job.prepare_run(job.prepare_tuner(table(data), start, settings, mesh=one_device()), tmp_path / "run")
 
     assert prepare("never").resumed_from is None
     with contextlib.closing(Checkpoints(tmp_path / "run" / "checkpoints")) as checkpoints:
@@ -267,7 +267,7 @@ def test_evaluating_a_checkpoint_without_the_head_is_refused(start, data):
 def test_what_cannot_work_is_refused_before_anything_compiles(start, data, tmp_path):
     def prepare(task, **changes):
         settings = SETTINGS.replace({f"task.{name}": value for name, value in changes.items()})
-        return job.prepare_task(task, start, tmp_path, settings, mesh=one_device())
+        return job.prepare_run(job.prepare_tuner(task, start, settings, mesh=one_device()), tmp_path)
 
     absent = {"files": {"train": "train.tsv", "dev": "dev.tsv", "test": "absent.tsv"}}
     with pytest.raises(ValueError, match="absent.tsv does not exist: the 'test' split"):
@@ -297,7 +297,7 @@ def test_what_cannot_work_is_refused_before_anything_compiles(start, data, tmp_p
     (tmp_path / "pretraining" / "checkpoints" / "5").mkdir(parents=True)
     (tmp_path / "pretraining" / "config.json").write_text("{}")
     with pytest.raises(ValueError, match="pretraining holds a pre-training run; choose another"):
-        job.prepare_task(table(data), start, tmp_path / "pretraining", SETTINGS, mesh=one_device())
+        job.prepare_run(job.prepare_tuner(table(data), start, SETTINGS, mesh=one_device()), tmp_path / "pretraining")
     for settings, words in (
         ({"freeze": ("encoder/layer_9",)}, "layer_9"),
         ({"freeze": ("^enc", "head|pool|class")}, "leaves no parameter to train"),
@@ -307,7 +307,7 @@ def test_what_cannot_work_is_refused_before_anything_compiles(start, data, tmp_p
             prepare(table(data), **settings)
     late = SETTINGS.replace({"profile_steps": (900, 901)})
     with pytest.raises(ValueError, match=r"config.profile_steps=\(900, 901\): the run has \d+ steps"):
-        job.prepare_task(table(data), start, tmp_path / "new", late, mesh=one_device())
+        job.prepare_run(job.prepare_tuner(table(data), start, late, mesh=one_device()), tmp_path / "new")
     with pytest.raises(ValueError, match="files='train.tsv' does not say which"):
         job.make_task("table", data, {"files": "train.tsv"})
     with pytest.raises(ValueError, match="unknown task 'boolq'; one of cola"):
@@ -329,7 +329,7 @@ def test_a_head_goes_on_for_the_same_names_and_is_drawn_anew_for_others(data, tm
     for name, labels in (("same", {0: "good", 1: "bad"}), ("other", {0: "x", 1: "y"})):
         write_directory(tmp_path / name, CONFIG, params, "BertForSequenceClassification", tokenizer, labels)
         task = table(data)
-        prepared = job.prepare_task(task, tmp_path / name, tmp_path, SETTINGS, mesh=one_device())
+        prepared = job.prepare_run(job.prepare_tuner(task, tmp_path / name, SETTINGS, mesh=one_device()), tmp_path)
         loaded = prepared.tuner.load_params(prepared.tuner.model, jax.random.key(0))
         kept = np.array_equal(loaded["classifier"]["kernel"], params["classifier"]["kernel"])
         assert kept == (name == "same")
