@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from types import MappingProxyType
 from typing import Any
 
-# Of all jax versions that we support, some of which lack some; each can also be set by the variable of its upper-case
-# name.
+# Settings of all versions of jax that we support; a version may lack some. The environment sets them too, by their
+# names in upper case.
 FIXED: Mapping[str, Any] = {
     # Types and shapes of results.
     "jax_enable_x64": False,

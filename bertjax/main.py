@@ -86,7 +86,7 @@ def _run(config: Config, workdir: str) -> None:
     """The job, with the exit codes of its ends."""
     from bertjax.experiment import prepare
     from bertjax.formats.checkpoint import CheckpointError
-    from bertjax.process.distributed import part
+    from bertjax.process.distributed import shutdown
     from bertjax.process.preemption import Preempted
     from bertjax.run.run import OutputError
     from bertjax.training.loop import NotFiniteError
@@ -98,7 +98,7 @@ def _run(config: Config, workdir: str) -> None:
         try:
             train()
         except Preempted:
-            part()
+            shutdown()
             leave(EXIT_PREEMPTED)
 
 

@@ -52,8 +52,8 @@ def _section(title: str, kind: type, prefix: str = "") -> list[str]:
 
 
 def _unused(setting: Setting) -> str:
-    job, instead = setting.unused or ("", "")
-    return f". Not for job={job}: {instead}" if job and instead != "it is for fine-tuning" else ""
+    job, instead = setting.unused or ("", "")  # pre-training has no use for config.task as a whole, as its name says
+    return f". Not for job={job}: {instead}" if job == "finetune" else ""
 
 
 def _may_be(setting: Setting) -> str:

@@ -119,8 +119,8 @@ class SavedStates:
         return sorted(steps)
 
     def _entries(self) -> list[epath.Path]:
-        """What the directory holds; object stores have no empty directories."""
-        try:  # asked before, it may be there for another process's trial to write, and gone now
+        """What the directory holds; nothing where it is not there, as empty ones are not in object stores."""
+        try:  # not exists() first: another process that tries whether it can write makes it and removes it again
             return list(self.directory.iterdir())
         except FileNotFoundError:
             return []

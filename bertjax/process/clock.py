@@ -182,6 +182,6 @@ class Budget(Clock):
         """The reading of process 0."""
         if self._processes == 1:
             return seconds
-        from jax.experimental import multihost_utils  # a peer measured with a Budget has no jax
+        from jax.experimental import multihost_utils  # late: a benchmark gives a torch program a Budget, without jax
 
         return float(multihost_utils.broadcast_one_to_all(np.float32(seconds)))

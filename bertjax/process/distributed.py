@@ -153,7 +153,7 @@ def wait_for_all(what: str) -> None:
         client.wait_at_barrier(f"bertjax/{next(_BARRIERS)}", 7 * 24 * 3600 * 1000)
 
 
-def part() -> None:
+def shutdown() -> None:
     """Leaves the run together with its other processes: jax would abort those that end after process 0."""
     if jax.distributed.is_initialized():
         jax.distributed.shutdown()

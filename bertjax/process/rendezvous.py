@@ -44,7 +44,8 @@ class Meeting:
         self._receive() if self.process_id == 0 else self._join()
 
     def _receive(self) -> None:
-        self._show_missing(met := {})
+        met: dict[int, tuple[socket.socket, str]] = {}  # id -> connection, who it is
+        self._show_missing(met)
         try:
             both = socket.has_dualstack_ipv6()  # at all addresses of this machine, as jax will
             family = socket.AF_INET6 if both else socket.AF_INET

@@ -37,11 +37,11 @@ class Best:
         self.step = 0
         self.history: list[tuple[int, float]] = []
 
-    def adopt(self, step: int, scores: Scores, value: float, params: Any) -> None:
+    def keep(self, step: int, scores: Scores, value: float, params: Any) -> None:
         self.step, self.scores, self.value = step, scores, value
         self.params = copy(params)  # the trainer donates its own
 
-    def recall(self, until: int) -> None:
+    def load_history(self, until: int) -> None:
         """The evaluations of the part of the run that is not repeated, up to step `until`."""
         if self._kept is None or not self._kept.exists():
             return
@@ -54,14 +54,14 @@ class Best:
                 "again: put a copy of the file back, or delete it to accept that"
             ) from None
 
-    def see(self, step: int, scores: Scores, value: float, params: Any) -> Mapping[str, float]:
+    def update(self, step: int, scores: Scores, value: float, params: Any) -> Mapping[str, float]:
         """Notes an evaluation and returns its numbers; raises EarlyStop when patience ends."""
         # An evaluation that was stopped at its very end is repeated by the next start.
         self.history = [one for one in self.history if one[0] < step] + [(step, value)]
         if self._kept is not None and jax.process_index() == 0:
             write_whole(self._kept, json.dumps(self.history))
         if is_better(value, self.value):
-            self.adopt(step, scores, value, params)
+            self.keep(step, scores, value, params)
         misses = sum(step > self.step for step, _ in self.history)
         if self.patience and misses >= self.patience:
             raise EarlyStop(f"no better score for {misses} evaluations, at step {step}")

@@ -345,16 +345,16 @@ class Training:
             if (step := checkpoints.best(newest)) is not None:
                 state, _ = checkpoints.restore(target, step)
                 scores = tuner.evaluate(state.params)
-                self.best.adopt(step, scores, scores[tuner.task.metric], state.params)
+                self.best.keep(step, scores, scores[tuner.task.metric], state.params)
             state, _ = checkpoints.restore(target, newest)
-            self.best.recall(int(state.step))
+            self.best.load_history(int(state.step))
         return set_schedule(state, config.optimizer.learning_rate, self.warmup_steps, self.phases[-1].until_step)
 
     def evaluate(self, state: TrainState) -> Mapping[str, float]:
         """Scores on 'dev'; raises EarlyStop if the last ones were no better than those before."""
         scores = self.tuner.evaluate(state.params)
         reach("first score")
-        return self.best.see(int(state.step), scores, scores[self.tuner.task.metric], state.params)
+        return self.best.update(int(state.step), scores, scores[self.tuner.task.metric], state.params)
 
     def outcome(self, clock: Clock) -> Trained:
         """The best of the evaluations. Raises NoFiniteScore."""
