@@ -30,7 +30,6 @@ def get_config():
     config.eval.every_steps = 200
     config.eval.rows = 0  # all
     config.checkpoint.every_steps = 200
-    config.log.every_steps = 50
     config.log.fill_mask = (
         "Return the [MASK] of the array elements over a given axis.",
         "If the file does not [MASK], an error is raised.",

@@ -28,7 +28,6 @@ def finetune_config() -> ConfigDict:
     config.optimizer.learning_rate = 2e-5  # A.3: 5e-5, 3e-5 or 2e-5
     # Without it, small tasks often fail to train (Mosbach et al. 2021); the original has none.
     config.optimizer.bias_correction = True
-    config.log.every_steps = 50
     config.checkpoint.keep_last = 1  # beside the best one
     return config
 

@@ -136,9 +136,10 @@ class LogSettings:
     """config.log: what is written down, and where."""
 
     every_steps: int = setting(
-        100,
-        "steps between log lines; losses and accuracies are the means since the line before",
-        AT_LEAST_1,
+        0,
+        "steps between log lines; losses and accuracies are the means since the line before; 0 = a fiftieth of the "
+        "run, up to 100",
+        AT_LEAST_0,
         unit="steps",
     )
     tensorboard: bool = setting(True, "write TensorBoard events beside metrics.jsonl")
@@ -149,6 +150,10 @@ class LogSettings:
         "sentences with [MASK] whose best fillings are printed at the end",
         unused=("finetune", "there is no MLM head"),
     )
+
+    def interval(self, steps: int) -> int:
+        """Steps between two lines of a run of so many."""
+        return self.every_steps or min(100, -(-steps // 50))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -71,6 +71,7 @@ class Loop:
         self.step = int(state.step)  # dispatched so far
         self.place = clock.position(self.step)  # in the schedule and among the phases
         self.last_place = phases[-1].until_step
+        self.log_interval = config.log.interval(self.last_place)
         self.saved_step = self.step if self.step else None  # a restored state is on disk already
         self.in_flight: tuple[int, Phase, dict[str, jax.Array]] | None = None
         self.profiling = False
@@ -211,7 +212,7 @@ class Loop:
         self.meter.step_done()
         self.watchdog.doing(f"logging step {done}", "the disk of --workdir")
         self.means.add(metrics)
-        due = done == 1 or done % self.config.log.every_steps == 0 or self.place >= self.last_place
+        due = done == 1 or done % self.log_interval == 0 or self.place >= self.last_place
         if due or time.monotonic() - self.told_at > SIGN_OF_LIFE_S:
             values = self.means.take(keep=not due)
             rates = self.meter.rates(phase.tokens_per_step, phase.flops_per_step, keep=not due)

@@ -556,6 +556,13 @@ def test_log_evaluation_and_last_step():
     assert 0 <= book.records[1]["data_wait"] < book.records[1]["step_time"]
 
 
+def test_a_short_run_logs_every_step_and_a_long_one_every_hundredth():
+    book = Memory()
+    fit(0, book, steps=6)
+    assert [record["step"] for record in book.records] == [1, 2, 3, 4, 5, 6]
+    assert [Config().log.interval(steps) for steps in (1, 50, 51, 344, 5000, 1_000_000)] == [1, 1, 2, 7, 100, 100]
+
+
 def fit(log_every, book, steps=10):
     trainer, objective = trainer_on((1, 1, 1)), regression()
     trainer.fit(trainer.init(objective), [Phase(steps, objective, batches)], config(log_every), logbook=book)
