@@ -17,7 +17,7 @@ from bertjax.tokenization.wordpiece import WordPieceTokenizer
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory, documents):
+def built(tmp_path_factory):
     """A store of several shards, of a vocabulary that it holds."""
     path = tmp_path_factory.mktemp("verification") / "s"
     words = [f"w{i}" for i in range(500)]

@@ -262,7 +262,7 @@ def test_a_token_that_may_not_write_to_a_model_is_refused(client, model_director
         bertjax_hub.check_push("lab/shared", False, "config.export.push")
 
 
-def test_without_a_connection_a_push_is_refused_with_the_command_for_later(client, monkeypatch):
+def test_without_a_connection_a_push_is_refused_with_the_command_for_later(client):
     client.close()
     with pytest.raises(ValueError, match="cannot be asked .* push the model later: python -m bertjax.tools.convert"):
         bertjax_hub.check_push("writer/new", False, "config.export.push")

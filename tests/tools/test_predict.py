@@ -233,7 +233,7 @@ def test_a_squad_file_is_answered_by_question_id(model, tmp_path):
         run(tmp_path / "a.jsonl", rows, "--task=qa", f"--out={tmp_path / 'o.json'}")
 
 
-def test_a_task_has_one_name_in_every_tool_and_others_are_answered_with_it(model, tmp_path):
+def test_a_task_has_one_name_in_every_tool_and_others_are_answered_with_it(model):
     assert [
         predict.asked(name, "m")
         for name in (
