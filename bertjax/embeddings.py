@@ -57,10 +57,10 @@ def sentence_embeddings(
     """One vector a text, float32 [N, H], or [H] for one text, made of its last hidden states.
 
     What a directory of sentence-transformers says is obeyed: length, lower-casing, prompts, pooling, dense layers,
-    normalisation. Without one, it is the mean.
+    normalisation, truncation (to fewer numbers than H). Without one, it is the mean.
 
     Args:
-      pooling: one of POOLINGS in place of the directory's, and without its dense layers.
+      pooling: one of POOLINGS in place of the directory's, and without its dense layers and its truncation.
       normalise: to length 1, or not, whatever the directory says.
       prompt: the name of the prompt that stands before each text; None is the directory's default.
     """
@@ -73,7 +73,7 @@ def sentence_embeddings(
     settings = loaded.sentence or SentenceSettings()
     if pooling:
         steps = tuple(step for step in settings.steps if not isinstance(step, sentences.Dense))
-        settings = dataclasses.replace(settings, pooling=(pooling,), steps=steps)
+        settings = dataclasses.replace(settings, pooling=(pooling,), steps=steps, truncate_dim=None)
     texts = [settings.given(text, prompt) for text in texts]
     rows, first = make_rows(loaded, texts, settings.max_length), 0
     if not settings.include_prompt and settings.prompt(prompt):  # the row of the prompt alone, without its end
@@ -87,6 +87,7 @@ def sentence_embeddings(
     for step in settings.steps:
         if normalise is not False or step is not sentences.normalise:
             vectors = step(vectors)
+    vectors = vectors[:, : settings.truncate_dim]
     return sentences.normalise(vectors) if normalise else vectors
 
 

@@ -4,7 +4,7 @@
     sentence_bert_config.json            greatest length, lower-casing
     1_Pooling/config.json                what makes one vector of the states of a text
     2_Dense/ (config.json, weights), 3_Normalize/      what is done with that vector
-    config_sentence_transformers.json    prompts: what stands before a text
+    config_sentence_transformers.json    prompts: what stands before a text; how many of its numbers a vector keeps
 
 In: a model directory. Out: `SentenceSettings`, which embeddings.sentence_embeddings obeys. A module that is not done
 here is refused by name.
@@ -112,6 +112,7 @@ class SentenceSettings:
       prompts: by name, what may stand before a text.
       default_prompt: the name of the one that does if none is named.
       include_prompt: whether the tokens of a prompt are pooled too.
+      truncate_dim: how many numbers are left of a vector in the end; None = all.
     """
 
     directory: Path = Path()
@@ -122,6 +123,7 @@ class SentenceSettings:
     prompts: Mapping[str, str] = dataclasses.field(default_factory=dict)
     default_prompt: str | None = None
     include_prompt: bool = True
+    truncate_dim: int | None = None
 
     def prompt(self, name: str | None = None) -> str:
         """The prompt of this name, which stands before a text. Raises ValueError for an unknown name."""
@@ -167,9 +169,10 @@ class SentenceSettings:
         write_json(directory / "modules.json", modules)
         write_json(directory / "sentence_bert_config.json", lengths)
         write_json(directory / "1_Pooling/config.json", pooling | {"include_prompt": self.include_prompt})
-        if self.prompts:
-            prompts = {"prompts": dict(self.prompts), "default_prompt_name": self.default_prompt}
-            write_json(directory / "config_sentence_transformers.json", prompts | {"similarity_fn_name": "cosine"})
+        if self.prompts or self.truncate_dim:
+            values = {"prompts": dict(self.prompts), "default_prompt_name": self.default_prompt}
+            values |= {"similarity_fn_name": "cosine", "truncate_dim": self.truncate_dim}
+            write_json(directory / "config_sentence_transformers.json", values)
         for path, step in zip(paths[2:], self.steps, strict=True):
             if isinstance(step, Dense):
                 step.write(directory / path)
@@ -201,10 +204,10 @@ def read(directory: Path) -> SentenceSettings | None:
                 f"{directory / 'modules.json'}: module {number}, {kind or module}, is not supported there; to use the "
                 "encoder without it, copy the model's files without modules.json"
             )
-    return dataclasses.replace(settings, steps=tuple(steps), **_prompts(directory))
+    return dataclasses.replace(settings, steps=tuple(steps), **_of_sentences(directory))
 
 
-def _prompts(directory: Path) -> dict[str, Any]:
+def _of_sentences(directory: Path) -> dict[str, Any]:
     path = directory / "config_sentence_transformers.json"
     values = _json(path, dict) if path.is_file() else {}
     prompts, default = values.get("prompts") or {}, values.get("default_prompt_name")
@@ -212,7 +215,10 @@ def _prompts(directory: Path) -> dict[str, Any]:
         raise LoadError(f"{path}: prompts={prompts!r:.80} must be texts by name")
     if default is not None and default not in prompts:
         raise LoadError(f"{path}: default_prompt_name={default!r:.40} is not one of prompts ({', '.join(prompts)})")
-    return {"prompts": {name: text or "" for name, text in prompts.items()}, "default_prompt": default}
+    if (size := values.get("truncate_dim")) is not None and (type(size) is not int or size < 1):
+        raise LoadError(f"{path}: truncate_dim={size!r:.40} must be a whole number, at least 1, or null")
+    prompts = {name: text or "" for name, text in prompts.items()}
+    return {"prompts": prompts, "default_prompt": default, "truncate_dim": size}
 
 
 def _transformer(directory: Path) -> dict[str, Any]:

@@ -132,6 +132,14 @@ def test_a_model_with_more_positions_takes_longer_texts_if_it_took_all(sentence_
     assert open_source(model).tokenizer.model_max_length == stored
 
 
+def test_a_vector_keeps_as_many_numbers_as_the_directory_says(sentence_directory, tmp_path):
+    whole = embeddings.sentence_embeddings(sentence_directory(tmp_path / "whole"), TEXTS)
+    said = {"config_sentence_transformers": {"truncate_dim": 5}}
+    model = load_model(sentence_directory(tmp_path / "cut", **said))
+    np.testing.assert_array_equal(embeddings.sentence_embeddings(model, TEXTS), whole[:, :5])
+    assert embeddings.sentence_embeddings(model, TEXTS, "mean").shape == whole.shape  # as its dense layers are left out
+
+
 def test_the_callers_choice_comes_before_the_directorys(sentence_directory, tmp_path):
     model = load_model(sentence_directory(tmp_path / "m"), "features")
     cls = embeddings.sentence_embeddings(model, "the cat", pooling="cls", normalise=False)
@@ -153,6 +161,7 @@ def test_the_callers_choice_comes_before_the_directorys(sentence_directory, tmp_
             "default_prompt_name='query' is not one of",
         ),
         ({"config_sentence_transformers": {"prompts": {"query": 3}}}, "must be texts by name"),
+        ({"config_sentence_transformers": {"truncate_dim": "16"}}, "truncate_dim='16' must be a whole number"),
     ],
 )
 def test_what_is_not_done_of_a_directory_is_refused_by_name(sentence_directory, tmp_path, change, message):
@@ -207,6 +216,8 @@ def settings_of_all_kinds():
     prompts = {"query": "query: ", "document": ""}
     yield SentenceSettings(prompts=prompts, default_prompt="query")
     yield SentenceSettings(pooling=POOLINGS, prompts=prompts, default_prompt="query", include_prompt=False)
+    yield SentenceSettings(steps=(normalise,), truncate_dim=5)
+    yield SentenceSettings(prompts=prompts, truncate_dim=500)
 
 
 @pytest.mark.parity
