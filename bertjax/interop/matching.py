@@ -12,9 +12,10 @@ import ml_dtypes
 import numpy as np
 
 from bertjax.formats.arrays import Header, LoadError
-from bertjax.interop.names import Naming, Place, heads_in, part_of
+from bertjax.interop.names import Naming, heads_in, part_of
 
 log = logging.getLogger(__name__)
+_WORDS = "encoder/embeddings/word_embeddings"
 # Parts of names that other programs put into an encoder -> what to do first.
 _PUT_IN = {
     r"\.(lora_\w+|base_layer|adapters)\.": "The file holds adapters beside the weights: merge them into the weights "
@@ -91,62 +92,65 @@ def match_headers(
       LoadError: missing, unexpected or mis-shaped names, all listed with their shapes; types that
         are not floating-point numbers.
     """
-    absent = {part_of(path) for path in wanted} - {"encoder", *place.heads}  # heads that such files never have
-    places = {path: Place(path, False) if part_of(path) in absent else place(path) for path in wanted}
-    needed = {
-        path: tuple(shape) if part_of(path) in absent else _stored_shape(path, shape, place)
+    parts = {part_of(path) for path in wanted}
+    never = parts - {"encoder", *place.heads}  # heads that such files cannot have
+    stored = {  # path -> its name and shape in the file
+        path: (path, tuple(shape)) if part_of(path) in never else _stored(path, shape, place)
         for path, shape in wanted.items()
     }
-    found = {path: available.get(places[path].name) for path in wanted}
-    unfit = [path for path, header in found.items() if header is None or header.shape != needed[path]]
+    missing = [path for path, (name, _) in stored.items() if name not in available]
+    misshaped = [p for p, (name, shape) in stored.items() if name in available and available[name].shape != shape]
     # A head is taken whole or not at all: half of one is not a head.
-    may_be = {*place.heads, *absent} if fresh_heads is True else {*(fresh_heads or ())}
-    drawn = {part_of(path) for path in unfit} & may_be
-    loaded = [path for path in wanted if part_of(path) not in drawn]
-    unfit = [path for path in unfit if part_of(path) not in drawn]
+    may_be_fresh = {*place.heads, *never} if fresh_heads is True else set(fresh_heads or ())
+    fresh = {part_of(path) for path in (*missing, *misshaped)} & may_be_fresh
+    missing, misshaped = ([path for path in paths if part_of(path) not in fresh] for paths in (missing, misshaped))
 
-    parts = {part_of(path) for path in wanted}
-    known = {name for name, _ in places.values()}
-    known.update(*(every for head in place.heads if head not in parts for _, every in place.names_of(head)))
+    known = {name for name, _ in stored.values()}
+    for head in set(place.heads) - parts:  # of use to another model
+        known.update(*(names for _, names in place.names_of(head)))
     unexpected = [name for name in available if name not in known]
-    root = _first(place("encoder/embeddings/word_embeddings").name)
-    foreign = [name for name in unexpected if _first(name) != root]
-    refused = unexpected
-    if fresh_heads is True or not {"classifier", "qa_outputs"} & parts:
-        if fresh_heads is not True:  # a head of this model with more parts than it has is another head
-            heads = {_first(name) for name, _ in places.values()} - {root}
-            foreign = [name for name in foreign if _first(name) not in heads]
-        refused = [name for name in unexpected if name not in foreign]
-    if unfit or refused:
-        lines = [f"{source} does not fit the model:"]
-        lines += _listed("missing in the file", [f"{places[p].name} {needed[p]}" for p in unfit if found[p] is None])
-        lines += _listed("unexpected in the file", [f"{name} {available[name].shape}" for name in unexpected])
-        lines += _listed(
-            "of another shape",
-            [
-                f"{places[p].name}: the file has {found[p].shape}, the model needs {needed[p]}"
-                for p in unfit
-                if found[p] is not None
-            ],
-        )
-        remedy = _remedy({part_of(path) for path in unfit}, unexpected, foreign, available, place, root)
-        known = [what for start, what in place.unread.items() if any(name.startswith(start) for name in foreign)]
-        raise LoadError("\n".join([*lines, *(f"{what}." for what in known), remedy]))
-    if foreign:
-        log.warning("%s: parts that no model here has are left out: %s", source, ", ".join(foreign[:20]))
-    types = {places[path].name: found[path].dtype for path in loaded}
+    root = _first(place(_WORDS).name)
+    if fresh_heads is True:
+        left_out = [name for name in unexpected if _first(name) != root]
+    elif parts & {"classifier", "qa_outputs"}:
+        left_out = []  # each may be a part of the answer
+    else:  # a head of this model with more parts than it has is another head
+        ours = {root, *(_first(name) for name, _ in stored.values())}
+        left_out = [name for name in unexpected if _first(name) not in ours]
+
+    if missing or misshaped or len(left_out) < len(unexpected):
+        lines = [
+            f"{source} does not fit the model:",
+            *_listed("missing in the file", [f"{name} {shape}" for name, shape in (stored[path] for path in missing)]),
+            *_listed("unexpected in the file", [f"{name} {available[name].shape}" for name in unexpected]),
+            *_listed(
+                "of another shape",
+                [
+                    f"{name}: the file has {available[name].shape}, the model needs {shape}"
+                    for name, shape in (stored[path] for path in misshaped)
+                ],
+            ),
+            *(f"{what}." for start, what in place.unread.items() if any(name.startswith(start) for name in unexpected)),
+            _remedy({part_of(path) for path in (*missing, *misshaped)}, unexpected, available, place),
+        ]
+        raise LoadError("\n".join(lines))
+    if left_out:
+        log.warning("%s: parts that no model here has are left out: %s", source, ", ".join(left_out[:20]))
+    loaded = [path for path in wanted if part_of(path) not in fresh]
+    types = {stored[path][0]: available[stored[path][0]].dtype for path in loaded}
     if wrong := [f"{name} ({t})" for name, t in types.items() if t.kind != "f" and t != ml_dtypes.bfloat16]:
         raise LoadError(
             f"{source}: weights are floating-point numbers, but {len(wrong)} arrays "
             f"are not: {', '.join(wrong[:5])}; restore a quantised model first"
         )
-    return loaded, [path for path in wanted if part_of(path) in drawn]
+    return loaded, [path for path in wanted if part_of(path) in fresh]
 
 
-def _stored_shape(path: str, shape: tuple[int, ...], place: Naming) -> tuple[int, ...]:
-    """The shape of the array that holds a parameter."""
-    stored = tuple(shape)[:: -1 if place(path).transposed else 1]
-    return (stored[0] * place.part(path)[1], *stored[1:])
+def _stored(path: str, shape: tuple[int, ...], place: Naming) -> tuple[str, tuple[int, ...]]:
+    """(name, shape) of the array that holds a parameter."""
+    name, transposed = place(path)
+    rows, *others = reversed(shape) if transposed else shape
+    return name, (rows * place.part(path)[1], *others)
 
 
 def _first(name: str) -> str:
@@ -160,19 +164,13 @@ def _listed(title: str, entries: list[str], limit: int = 100) -> list[str]:
     return lines + ([f"    ... and {len(entries) - limit} more"] if len(entries) > limit else [])
 
 
-def _remedy(
-    unfit: set[str],
-    unexpected: list[str],
-    foreign: list[str],
-    available: Mapping[str, Header],
-    place: Naming,
-    root: str,
-) -> str:
+def _remedy(unfit: set[str], unexpected: list[str], available: Mapping[str, Header], place: Naming) -> str:
     """What can be done about a file that does not fit; `unfit`: the heads (or 'encoder') that do not."""
     for pattern, what in _PUT_IN.items():
         if any(re.search(pattern, name) for name in unexpected):
             return what
-    words = place("encoder/embeddings/word_embeddings").name
+    words = place(_WORDS).name
+    root = _first(words)
     inner = words.removeprefix(root)[1:]
     if inside := [name for name in available if name.endswith(inner) and name != words and not name.startswith(root)]:
         prefix = inside[0].removesuffix(inner).removesuffix(f"{root}.").removesuffix(f"{root}/")
@@ -191,7 +189,7 @@ def _remedy(
             + " Features and embeddings need no pooler: bertjax.tools.features, and convert --pooling=mean."
             * (unfit == {"pooler"})
         )
-    if foreign and len(foreign) == len(unexpected) and not unfit:
+    if not unfit and all(_first(name) != root for name in unexpected):
         return (
             "The encoder fits, but the file has parts beside it that belong to another program "
             "and may be part of its answers. The encoder alone is read by task='features', by "
