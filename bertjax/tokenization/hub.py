@@ -15,10 +15,11 @@ import os
 import re
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bertjax.tokenization.parts import SPACE_MARK, TextCutter, pre_tokenizers
 from bertjax.tokenization.tokenizer import BoundedCache, Layout, Offsets, Span, Tokenizer
 
 if TYPE_CHECKING:
@@ -30,20 +31,10 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 _HIDDEN = "\ufdd0"  # no character of any text
 _CACHED_WORDS = 1 << 18  # entries of a generation, of some 150 bytes each
-_LOCAL = {"NFC", "NFD", "Lowercase", "StripAccents"}  # change no blank, and nothing across one
-_COMPATIBLE = {"NFKC", "NFKD", "Precompiled"}  # change no printable ASCII; what they make of others may have blanks
-# The parts into which GPT-2's pattern (ByteLevel's) cuts ASCII without blanks that follow each other or end it.
-_GPT2_PARTS = r"'(?:[stmd]|re|ve|ll)| ?[A-Za-z]+| ?[0-9]+| ?[^A-Za-z0-9\s]+"
 _TOGETHER = 4096  # texts that the library is given at a time; bounds memory
-# These form one character with the blank after them.
-_PREPENDED = re.compile(
-    "[\u0600-\u0605\u06dd\u070f\u0890\u0891\u08e2\u0d4e\U000110bd\U000110cd\U000111c2\U000111c3"
-    "\U0001193f\U00011941\U00011a3a\U00011a84-\U00011a89\U00011d46\U00011f02]"
-)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 # How a vocabulary marks that a piece begins a word, by the pre-tokenizer that writes the mark.
-_SPACE = "\u2581"
-_WORD_MARKS = {"ByteLevel": "\u0120", "Metaspace": _SPACE}
+_WORD_MARKS = {"ByteLevel": "\u0120", "Metaspace": SPACE_MARK}
 
 
 class HubTokenizer(Tokenizer):
@@ -87,9 +78,9 @@ class HubTokenizer(Tokenizer):
         super().__init__(vocab, special_tokens, layout)
         for entry in content["added_tokens"]:
             self._is_text[entry["id"]] &= not entry["special"]
-        if any(step["type"] == "ByteLevel" and not step["add_prefix_space"] for step in _splits(content)):
+        if any(step["type"] == "ByteLevel" and not step["add_prefix_space"] for step in pre_tokenizers(content)):
             self.word_prefix = " "
-        self._parts = Parts.of(self._given)
+        self._parts_of = TextCutter.of(self._given)
         self._cache = BoundedCache(lambda part: self._pack([part])[0], _CACHED_WORDS)
         rules = self._text.normalizer
         with named_errors(source):
@@ -134,9 +125,9 @@ class HubTokenizer(Tokenizer):
 
     def _word_mark(self) -> str | None:
         """What the first piece of a word starts with."""
-        marks = [_WORD_MARKS[step["type"]] for step in _splits(self._file) if step["type"] in _WORD_MARKS]
-        if not marks and _SPACE in json.dumps(self._file["normalizer"], ensure_ascii=False):
-            marks = [_SPACE]  # written in place of blanks
+        marks = [_WORD_MARKS[step["type"]] for step in pre_tokenizers(self._file) if step["type"] in _WORD_MARKS]
+        if not marks and SPACE_MARK in json.dumps(self._file["normalizer"], ensure_ascii=False):
+            marks = [SPACE_MARK]  # written in place of blanks
         return marks[0] if marks else None
 
     @property
@@ -170,9 +161,9 @@ class HubTokenizer(Tokenizer):
     def _rows(self, texts: Iterable[str]) -> list[bytes]:
         """The ids of each text as int32. Parts that are read one by one are looked up."""
         texts = [_clean(text) for text in texts]
-        if self._parts is None:
+        if self._parts_of is None:
             return self._encode_all(self._text, texts)
-        parts = [self._parts(text) for text in texts]
+        parts = [self._parts_of(text) for text in texts]
         whole = [number for number, found in enumerate(parts) if found is None]
         rows = dict(zip(whole, self._encode_all(self._text, [texts[number] for number in whole]), strict=True))
         self._cache.fill(dict.fromkeys(itertools.chain.from_iterable(filter(None, parts))), self._pack)
@@ -180,8 +171,8 @@ class HubTokenizer(Tokenizer):
         return [rows[i] if found is None else b"".join(map(look_up, found)) for i, found in enumerate(parts)]
 
     def _pack(self, parts: list[str]) -> list[bytes]:
-        """The ids of what `Parts` has cut."""
-        if not self._parts.pattern:
+        """The ids of parts of texts."""
+        if not self._parts_of.pattern:
             return self._encode_all(self._text, parts)
         cut, words = ([part for part in parts if part.isascii() == ascii] for ascii in (True, False))
         made = dict(zip(words, self._encode_all(self._text, words), strict=True))
@@ -191,7 +182,7 @@ class HubTokenizer(Tokenizer):
     @functools.cached_property
     def _of_parts(self) -> "tokenizers.Tokenizer":
         """The library's tokenizer that takes each text for one part of GPT-2's pattern."""
-        rule = {**_splits(self._given)[0], "add_prefix_space": False, "use_regex": False}
+        rule = {**pre_tokenizers(self._given)[0], "add_prefix_space": False, "use_regex": False}
         library = parse(_without_special({**self._given, "pre_tokenizer": rule}, self._special), self._source)
         library.encode_special_tokens = True
         return library
@@ -226,90 +217,6 @@ class HubTokenizer(Tokenizer):
 
     def _config(self) -> dict[str, Any]:
         return {"tokenizer_class": "PreTrainedTokenizerFast", **self.special_tokens}
-
-
-def _splits(content: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The pre-tokenizers, in order."""
-    before = content["pre_tokenizer"]
-    return before.get("pretokenizers", [before]) if before else []
-
-
-class Parts(NamedTuple):
-    """Cuts a text into parts that the library reads one by one, so that their ids, joined, are those of the text.
-
-    Attributes:
-      blank: what a word after a blank is read with: the blank, or nothing.
-      pattern: cuts words of ASCII, as GPT-2's would once they are normalized.
-      prefix: what a text that does not begin with a blank is read with.
-      ascii: only texts of ASCII are cut.
-      mark: whether blanks are known by the mark that is written for them, which a text may contain.
-      apart: characters that only texts with added tokens have.
-    """
-
-    blank: str
-    pattern: re.Pattern | None = None
-    prefix: str = ""
-    ascii: bool = False
-    mark: bool = False
-    apart: re.Pattern | None = None
-
-    @classmethod
-    def of(cls, content: Mapping[str, Any]) -> Self | None:
-        """None where parts may depend on each other."""
-        added = [entry["content"] for entry in content["added_tokens"] if not entry["special"]]
-        added = [token for token in added if token == " " or token.strip(" ")]  # several blanks are never cut
-        if any(token[0].isalnum() or token[0] == " " for token in added):
-            return None
-        # Two characters that a normalizer writes as ASCII, and what the tokens begin with.
-        apart = re.compile(f"[\u037e\u1fef{''.join(re.escape(token[0]) for token in added)}]") if added else None
-        rule = content["normalizer"] or {"type": "NFC"}
-        normalizers = {step["type"] for step in rule.get("normalizers", [rule])}
-        steps = _splits(content)
-        kinds = [step["type"] for step in steps]
-        if kinds == ["ByteLevel"] and steps[0].get("use_regex", True) and normalizers <= _LOCAL:
-            pattern = re.compile(_GPT2_PARTS, re.IGNORECASE if "Lowercase" in normalizers else 0)
-            return cls(" ", pattern, prefix=" " if steps[0]["add_prefix_space"] else "", apart=apart)
-        if not normalizers <= _LOCAL | _COMPATIBLE or "Metaspace" not in kinds[-1:] or not steps[-1].get("split", True):
-            return None
-        scheme = steps[-1].get("prepend_scheme")
-        if kinds == ["WhitespaceSplit", "Metaspace"] and scheme == "always":
-            return cls("", apart=apart)
-        if kinds == ["Metaspace"] and scheme in ("always", "first", "never"):
-            blank = " " if scheme == "never" else ""
-            return cls(blank, ascii=not normalizers <= _LOCAL, mark=True, apart=apart)
-        return None
-
-    def __call__(self, text: str) -> list[str] | None:
-        """The parts; None where the text is to be read as a whole."""
-        if not text or (self.apart and self.apart.search(text)):
-            return None
-        ascii = text.isascii()
-        if ascii:
-            if "  " in text or text[-1] == " " or not text.isprintable():
-                return None
-            if self.pattern:
-                return self.pattern.findall(text if text[0] == " " else self.prefix + text)
-            words = text.split(" ")
-        else:
-            words = text.split(" ")
-            if (
-                self.ascii
-                or words[not words[0] :] != text.split()
-                or (self.mark and _SPACE in text)
-                or _PREPENDED.search(text)
-            ):
-                return None
-        first = [self.prefix + words[0]] if words[0] else []
-        words = [*first, *(self.blank + word for word in words[1:])]
-        if ascii or not self.pattern:
-            return words
-        parts: list[str] = []
-        for word in words:
-            if word.isascii():
-                parts += self.pattern.findall(word)
-            else:
-                parts.append(word)
-        return parts
 
 
 def _without_special(content: dict[str, Any], special: set[str]) -> dict[str, Any]:
