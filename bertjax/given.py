@@ -17,7 +17,7 @@ import numpy as np
 from bertjax.config import Config
 from bertjax.data import objects
 from bertjax.data.build import build_store
-from bertjax.data.documents import read_documents
+from bertjax.data.documents import Document, read_documents
 from bertjax.formats.files import make_once, scratch_directory, whole_directory
 from bertjax.tasks.make import TASKS, task_name
 from bertjax.tasks.task import file_fingerprint
@@ -37,7 +37,7 @@ def text_store(
     Args:
       tokenizer: None trains a vocabulary of `vocab_size` entries on the texts.
 
-    Raises ValueError for what is not text, and for what build_corpus refuses.
+    Raises ValueError for what is not text, and where there is none.
     """
     if "://" in workdir:
         raise ValueError(f"the corpus of `texts` is made in the workdir, and {workdir} is not on a local disk")
@@ -49,22 +49,21 @@ def text_store(
         made_of = tokenizer.fingerprint if tokenizer else f"WordPiece {vocab_size}"
         digest = hashlib.sha256(f"{file_fingerprint(file)} {made_of}".encode()).hexdigest()
 
+        def read(**how: Any) -> Iterator[Document]:
+            return read_documents([str(file)], "jsonl", max_line_mb=1 << 30, **how)  # a line is in memory already
+
         def build(store: pathlib.Path) -> None:
             print("Making a token store of the texts ...", flush=True)
             own = tokenizer
             if own is None:
-                documents = read_documents([str(file)], "jsonl", segment=False)
-                lines = (line for document in documents for line in document.sentences)
+                lines = (line for document in read(segment=False) for line in document.sentences)
                 own = train_wordpiece(lines, vocab_size, strip_accents="auto")
-            documents = read_documents([str(file)], "jsonl")  # not the file, which later messages would name
-            with whole_directory(store) as directory:
-                build_store(None, own, directory, documents=documents, heldout_fraction=HELDOUT)
+            documents = read()  # not the file, which later messages would name
+            with whole_directory(store) as directory:  # judged by the run, whose settings say how
+                build_store(None, own, directory, documents=documents, judged=False, heldout_fraction=HELDOUT)
 
         store = pathlib.Path(workdir) / f"corpus-{digest[:8]}"
-        try:
-            return make_once(store, build, "the corpus of the texts", lambda path: (path / "manifest.json").exists())
-        except ValueError as error:
-            raise ValueError(str(error).replace(str(file), "texts")) from error
+        return make_once(store, build, "the corpus of the texts", lambda path: (path / "manifest.json").exists())
 
 
 def write_splits(

@@ -5,6 +5,7 @@ import asyncio
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -239,7 +240,7 @@ def test_texts_become_a_store_in_the_directory_of_the_run(tmp_path, capsys):
         bertjax.train("demo", tmp_path, changes, texts=texts[1:], tokenizer=result.model_path)
     with pytest.raises(ValueError, match="^texts: row 0 has no 'text'"):
         bertjax.train("demo", tmp_path / "new", TINY, texts=[5])
-    with pytest.raises(ValueError, match="^texts, line 2: an escape"):
+    with pytest.raises(ValueError, match="^texts: row 1: '.ud800' without its other half"):
         bertjax.train("demo", tmp_path / "new", TINY, texts=["a b.", "c \ud800."])
     assert not (tmp_path / "new").exists()
 
@@ -255,12 +256,26 @@ def test_texts_are_not_judged_by_sentences_about_the_corpus_of_the_demo(tmp_path
     assert all(sentence in card for sentence in sentences)
 
 
-def test_a_refusal_of_texts_names_no_file_that_is_gone(tmp_path):
-    texts = [" ".join(["Word " * 75 + "."] * 8) for _ in range(40)]  # a row of 128 holds such a sentence
-    texts[0] += "Word " * 200
-    with pytest.raises(ValueError, match="of the tokens are in no pair of 64 tokens") as refusal:
-        bertjax.train("demo", tmp_path, TINY | {"phases": ((2, 64),)}, texts=texts, vocab_size=200)
-    assert ".jsonl" not in str(refusal.value)
+@pytest.mark.parametrize(
+    "texts, refusal",
+    [
+        ([" ".join(["Word " * 75 + "."] * 8) for _ in range(40)], "in no pair of 64 tokens.*a line break ends one"),
+        ([f"Word {i}." for i in range(40)], "Give the sentences of a document together"),
+        (documents() * 200, "Give each text once"),
+    ],
+)
+def test_a_refusal_of_texts_names_what_the_caller_of_python_has(tmp_path, texts, refusal):
+    settings = TINY | {"phases": ((2, 64),), "optimizer.warmup_steps": 1}
+    with pytest.raises(ValueError, match=refusal) as error:
+        bertjax.train("demo", tmp_path, settings, texts=texts, vocab_size=200)
+    assert str(error.value).endswith(". --config.data.corpus_limits=warn trains on it as it is")
+    assert not re.search(r"build_corpus|--(?!config)|format=|max_|\.jsonl|memory", str(error.value))
+    bertjax.train("demo", tmp_path, settings | {"data.corpus_limits": "warn"}, texts=texts, vocab_size=200)
+
+
+def test_texts_of_one_sentence_train_masked_words(tmp_path):
+    settings = TINY | {"phases": ((2, 32),), "optimizer.warmup_steps": 1, "data.nsp": False}
+    bertjax.train("demo", tmp_path, settings, texts=[f"Word {i % 9} is {i}." for i in range(40)], vocab_size=200)
 
 
 @pytest.fixture(scope="module")

@@ -59,6 +59,7 @@ def build_store(
     progress: Callable[[Progress], None] | None = None,
     on_plan: Callable[[list[str], int], None] | None = None,
     make_shards: ShardMaker | None = None,
+    judged: bool = True,
     **settings: Any,
 ) -> dict[str, Any]:
     """Builds a token store; returns its manifest.
@@ -75,6 +76,7 @@ def build_store(
         share a directory. The one that finds all shards whole finishes.
       progress, on_plan: called after each shard, and with (files, bytes) before the first.
       make_shards: makes the missing shards elsewhere (`beam_maker`) instead of in `workers` processes here.
+      judged: False leaves it to the run that takes the store to refuse numbers beyond their limits.
       **settings: fields of `BuildSettings`.
 
     Raises:
@@ -121,7 +123,8 @@ def build_store(
                     if shards is None and shard is not None:
                         return {}
                 sources = [[extent.path for extent in extents] for extents in plan]
-                manifest = finish_store(place, len(plan) if shards is None else shards, build, options, sources)
+                shards = len(plan) if shards is None else shards
+                manifest = finish_store(place, shards, build, options, sources, judged)
                 if replaces:
                     replace_by(out_dir, place)
                 return manifest

@@ -22,6 +22,11 @@ SAMPLE = 1 << 19  # tokens of whole documents that stand for a larger corpus
 JUDGED_DOCUMENTS, JUDGED_TOKENS = 100, 50_000
 TRIAL_LENGTH = 64  # shorter rows lose much of any text, which is then not the text's fault
 TRIAL_LIMITS = {"max_unseen_share": 0.5, "max_random_share": 1.0}
+UNKNOWN_CAUSES = (
+    "Usual causes: the vocabulary is lower-case but the text is not lower-cased (do_lower_case), a vocabulary of "
+    "another language, or SentencePiece pieces in a WordPiece vocabulary. Train one on this text (python -m "
+    "bertjax.tools.train_vocab; bertjax.train does where it is given no tokenizer)"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,19 +101,15 @@ def _sample(store: TokenStore) -> Tables:
     return tables
 
 
-def problems(
-    numbers: Mapping[str, Any],
-    limits: Mapping[str, Any],
-    worst: Mapping[str, Sequence[Sequence[Any]]],
-    one_sentence_share: float = 0.0,
-) -> Iterator[tuple[str, str]]:
+def problems(numbers: Mapping[str, Any], manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """(setting of the limit, message) for each number that is beyond its limit.
 
     Args:
-      numbers: of `measure`.
-      limits: the settings of the build, by name; those of `Limits` where one is missing.
-      worst: of each kind the files that hold most of it, as (path, share).
+      numbers: of `measure`, of the training split.
+      manifest: of the store, as far as it is made: `settings` (of a limit that is missing the default counts), `worst`
+        (of each kind the files that hold most of it, as (path, share)), `splits`, `files`.
     """
+    limits, worst, in_memory = manifest["settings"], manifest["worst"], not manifest["files"]
 
     def beyond(name: str, value: float | None) -> bool:
         limit = limits.get(name, getattr(Limits, name))
@@ -121,25 +122,32 @@ def problems(
         return f" Most of it is in {named}." if named else ""
 
     length, unseen = numbers["seq_length"], 1 - numbers["seen_ever"]
+    cut = (
+        "Lines that hold several sentences are split by build_corpus --segment=true (where they are paragraphs, by "
+        f"format=prose or format=blocks), all long lines by --split_lines={(length - 3) // 2}"
+    )
+    together = (
+        "Most often the input has a blank line after every sentence: blank lines separate documents, sentences go on "
+        "lines of their own. If it holds paragraphs, format=prose or format=blocks split them into sentences"
+    )
+    if in_memory:
+        cut = "Cut long sentences: in `texts`, a line break ends one"
+        together = "Give the sentences of a document together: each of `texts` is a whole document"
     if beyond("max_unseen_share", unseen):
         yield (
             "max_unseen_share",
             f"{unseen:.0%} of the tokens are in no pair of {length} tokens in {EPOCHS} epochs, and "
             f"{1 - numbers['seen_in_epoch']:.0%} are in none in one epoch: of a line longer than a row only the middle "
-            f"is ever seen.{files('long')} Lines that hold several sentences are split by build_corpus --segment=true, "
-            f"all long lines by --split_lines={(length - 3) // 2}",
+            f"is ever seen.{files('long')} {cut}",
         )
     if beyond("max_random_share", numbers["random_share"]):
         cause = (
             f"most sentences fill a row of {length} tokens alone, so it has no room for the true next one."
-            f"{files('long')} If lines are paragraphs, format=prose or format=blocks split them into sentences"
+            f"{files('long')} {cut}"
         )
-        if one_sentence_share > 0.5:
-            cause = (
-                f"{one_sentence_share:.0%} of the documents have a single sentence.{files('single')} Most often the "
-                "input has a blank line after every sentence: blank lines separate documents, sentences go on lines "
-                "of their own. If it holds paragraphs, format=prose or format=blocks split them into sentences"
-            )
+        alone = manifest["splits"]["train"]["one_sentence_documents"] / numbers["documents"]
+        if alone > 0.5:
+            cause = f"{alone:.0%} of the documents have a single sentence.{files('single')} {together}"
         yield (
             "max_random_share",
             f"{numbers['random_share']:.0%} of the next-sentence pairs would be random (label 1; about half should "
@@ -148,22 +156,23 @@ def problems(
     if beyond("max_unknown_rate", numbers["unknown_rate"]):
         yield (
             "max_unknown_rate",
-            f"{numbers['unknown_rate']:.1%} of the tokens are unknown to the tokenizer.{files('unknown')}",
+            f"{numbers['unknown_rate']:.1%} of the tokens are unknown to the tokenizer.{files('unknown')} "
+            + UNKNOWN_CAUSES,
         )
     enough = numbers["documents"] >= JUDGED_DOCUMENTS and numbers["tokens"] >= JUDGED_TOKENS
     if enough and beyond("max_duplicate_share", numbers["duplicate_share"]):
         yield (
             "max_duplicate_share",
             f"{numbers['duplicate_share']:.0%} of the tokens are in documents whose text occurs more than once."
-            f"{files('duplicate')} build_corpus --deduplicate keeps the first of each",
+            f"{files('duplicate')} "
+            + ("Give each text once" if in_memory else "build_corpus --deduplicate keeps the first of each"),
         )
     if beyond("max_line_tokens", numbers["longest_line"]):
         path, text = (worst.get("longest") or [["", ""]])[0]
-        where = f" ({path}: {text!r}...)" if path else ""
+        where = f" ({f'{path}: ' * (not in_memory)}{text!r}...)" if path else ""
         yield (
             "max_line_tokens",
-            f"the longest line has {numbers['longest_line']:,} tokens{where}. format=prose splits text into sentences, "
-            "--split_lines=N cuts lines into N tokens or fewer",
+            f"the longest {'sentence' if in_memory else 'line'} has {numbers['longest_line']:,} tokens{where}. {cut}",
         )
 
 

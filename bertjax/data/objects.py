@@ -7,10 +7,13 @@ take: so there is one meaning of a corpus and of a table, and its checks.
 import json
 import numbers
 import pathlib
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from bertjax.formats.files import whole_file
+
+_HALF_PAIR = re.compile("[\ud800-\udfff]")
 
 
 def rows(data: Any, columns: Sequence[str] = (), name: str = "data") -> Iterator[dict[str, Any]]:
@@ -50,6 +53,11 @@ def texts(data: Any, column: str = "text", name: str = "data") -> Iterator[str]:
         if not isinstance(text := row.get(column), str):
             found = f"found {', '.join(row)}" if column not in row else f"{column} is {text!r:.60}"
             raise ValueError(f"{name}: row {number} has no {column!r} that is text; {found}")
+        if half := _HALF_PAIR.search(text):
+            raise ValueError(
+                f"{name}: row {number}: {half[0]!r} without its other half is no character; "
+                "text.encode(errors='replace').decode() replaces it"
+            )
         yield text
 
 

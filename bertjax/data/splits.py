@@ -7,6 +7,7 @@ shards' small tables; tokens are not read. Running it again gives the same bytes
 import contextlib
 import dataclasses
 import hashlib
+import sys
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -57,20 +58,23 @@ def check_unknown_rate(records: Records, options: BuildSettings, paths: list[lis
         worst = ", ".join(f"{path} ({share:.0%})" for path, share in _worst(_by_path(records, paths, "unknown")))
         raise ValueError(
             f"{rate:.1%} of {tokens:,} tokens are unknown to the tokenizer (limit {options.max_unknown_rate:.1%})"
-            f"{f', most of them in {worst}' if worst else ''}. Usual causes: the vocabulary is lower-case but the "
-            "text is not lower-cased (do_lower_case), a vocabulary of another language, or SentencePiece pieces in a "
-            "WordPiece vocabulary. Train one on this text with python -m bertjax.tools.train_vocab, or raise "
+            f"{f', most of them in {worst}' if worst else ''}. {laws.UNKNOWN_CAUSES}, or raise "
             "max_unknown_rate"
         )
     return rate
 
 
 def finish_store(
-    out_dir: Path, shards: int, build: dict[str, Any], options: BuildSettings, paths: list[list[str]]
+    out_dir: Path,
+    shards: int,
+    build: dict[str, Any],
+    options: BuildSettings,
+    paths: list[list[str]],
+    judged: bool = True,
 ) -> dict[str, Any]:
     """Writes the tables and the manifest of the first `shards` shards; returns the manifest.
 
-    `paths` are the sources of each shard; empty where the documents were in memory.
+    `paths` are the sources of each shard; empty where the documents were in memory. `judged`: as of `build_store`.
     """
     dtype, directory = stores.ids_dtype(build["tokenizer"]["vocab_size"]), out_dir / "shards"
     records: dict[int, dict[str, Any]] = {}
@@ -82,14 +86,14 @@ def finish_store(
         records[number] = record
         dropped.update(record["noticed"])
     repaired = {what: dropped.pop(what) for what in REPAIRED if what in dropped}
-    unknown_rate = check_unknown_rate(records, options, paths)
+    unknown_rate = check_unknown_rate(records, options, paths, at_least=1 if judged else sys.maxsize)
     if not sum(record["documents"] for record in records.values()):
         num_files = len({path for shard in paths for path in shard})
         source = f"{num_files} file{'s' * (num_files != 1)}" if num_files else "memory"
         noticed = f" ({dict(dropped)})" if dropped else ""
         raise ValueError(
-            f"0 examples from {source}: no document has a token{noticed}; check the input pattern, the format and the "
-            "field name"
+            f"0 examples from {source}: no document has a token{noticed}"
+            + "; check the input pattern, the format and the field name" * bool(num_files)
         )
     kept, why, copies = _select(directory, shards, options)
     splits = _write_tables(out_dir, directory, kept, options.heldout_fraction)
@@ -105,7 +109,7 @@ def finish_store(
         "worst": _responsible(records, paths, copies),
         "shards": [{key: record[key] for key in SHARD_FIELDS} for record in records.values()],
     }
-    manifest |= _judge(out_dir, manifest, options)
+    manifest |= _measured(out_dir, manifest, judged)
     tables = [f"{split}.{name}" for split in stores.SPLITS for name in TABLES]
     tokenizer = [path for path in (out_dir / "tokenizer").rglob("*") if path.is_file()]
     parts = tables + sorted(path.relative_to(out_dir).as_posix() for path in tokenizer)
@@ -208,19 +212,19 @@ def _write_tables(
     return totals
 
 
-def _judge(out_dir: Path, manifest: dict[str, Any], options: BuildSettings) -> dict[str, Any]:
-    """The numbers of the training split; ValueError where one is beyond its limit."""
+def _measured(out_dir: Path, manifest: dict[str, Any], judged: bool) -> dict[str, Any]:
+    """The numbers of the training split; ValueError where one is beyond its limit, if they are judged."""
     store = stores.TokenStore(out_dir, "train", manifest)
     numbers = laws.measure(store, JUDGED_LENGTH)
-    single = manifest["splits"]["train"]["one_sentence_documents"] / store.num_documents
     found = [
         f"{problem}. To take the corpus as it is, raise {setting}"
-        for setting, problem in laws.problems(numbers, dataclasses.asdict(options), manifest["worst"], single)
+        for setting, problem in laws.problems(numbers, manifest)
     ]
-    if found:
+    if found and judged:
         raise ValueError(". Also: ".join(found))
-    judged = ("random_share", "seen_in_epoch", "seen_ever", "longest_line")
-    return {"one_sentence_share": round(single, 6), **{name: numbers[name] for name in judged}}
+    alone = manifest["splits"]["train"]["one_sentence_documents"] / store.num_documents
+    names = ("random_share", "seen_in_epoch", "seen_ever", "longest_line")
+    return {"one_sentence_share": round(alone, 6), **{name: numbers[name] for name in names}}
 
 
 def _by_path(records: Records, paths: list[list[str]], kind: str) -> Counter[str]:

@@ -118,22 +118,21 @@ class StoreCorpus(Corpus):
         if self._config.data.nsp and store.num_documents == 1:
             self.remarks.append(
                 f"{store.path} has one document, so its random next sentences are of that document too. More documents "
-                "make better ones (build_corpus --format=blocks: a blank line ends a document)"
+                "make better ones"
+                + " (build_corpus --format=blocks: a blank line ends a document)"
+                * bool(store.manifest["files"])
             )
         self.numbers[str(store.path)] = found = self._measure(store)
-        manifest = store.manifest
-        alone = manifest["splits"][store.split]["one_sentence_documents"] / store.num_documents
         for numbers in found:
-            problems = laws.problems(numbers, manifest["settings"], manifest["worst"], alone)
-            self._refuse([f"{store.path}: {problem}" for _, problem in problems])
+            self._refuse([f"{store.path}: {problem}" for _, problem in laws.problems(numbers, store.manifest)])
 
     def _look_at(self, name: str, heldout: TokenStore) -> None:
         """Notes which held-out pairs cannot be evaluated."""
         self.numbers[f"{name}, held out"] = found = self._measure(heldout)
         if any((numbers["random_share"] or 0) > laws.Limits.max_random_share for numbers in found):
             self.remarks.append(
-                f"the held-out pairs of {name} are nearly all random: their NSP accuracy says "
-                "nothing. Hold out more documents (build_corpus --heldout_fraction)"
+                f"the held-out pairs of {name} are nearly all random: their NSP accuracy says nothing"
+                + ". Hold out more documents (build_corpus --heldout_fraction)" * bool(heldout.manifest["files"])
             )
 
     def training(self, length: int, rows: int) -> PretrainingBatches:

@@ -110,7 +110,7 @@ def train_wordpiece(
     if wanted < 0:
         raise ValueError(
             f"vocab_size={vocab_size} is too small: {len(head)} special and unused entries and {len(chars)} for single "
-            f"characters need {len(fixed)}. Lower num_unused or max_chars, or raise min_char_count"
+            f"characters need {len(fixed)}. Raise it, lower num_unused or max_chars, or raise min_char_count"
         )
 
     words = [(word, count) for word, count in words if len(word) <= LONGEST and alphabet.issuperset(word)]

@@ -147,8 +147,8 @@ def test_rows_for_a_trial_are_not_held_against_the_text(tmp_path, tokenizer, doc
     store = TokenStore(tmp_path / "s")
     numbers = laws.measure(store, 16)
     assert 0.2 < 1 - numbers["seen_ever"] < 0.5 and numbers["random_share"] > 0.9
-    assert not list(laws.problems(numbers, {}, {}))
-    assert [name for name, _ in laws.problems(numbers | {"seq_length": 64}, {}, {})] == [
+    assert not list(laws.problems(numbers, store.manifest))
+    assert [name for name, _ in laws.problems(numbers | {"seq_length": 64}, store.manifest)] == [
         "max_unseen_share",
         "max_random_share",
     ]
