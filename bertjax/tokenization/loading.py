@@ -9,6 +9,7 @@ the pieces themselves.
 """
 
 import logging
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -42,9 +43,14 @@ def load_tokenizer(path: str | Path, do_lower_case: bool | None = None) -> Token
 
     Raises:
       FileNotFoundError: nothing to load there.
-      ValueError: the argument contradicts what is stored or the name, the vocabulary is bad, or a
-        file asks for what is not obeyed.
+      ValueError: what is given is no path, the argument contradicts what is stored or the name, the vocabulary
+        is bad, or a file asks for what is not obeyed.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise ValueError(
+            f"{path!r:.80} is no path of a tokenizer; one of transformers is saved by its save_pretrained(DIR), and "
+            "loaded from DIR"
+        )
     path = Path(path).expanduser()
     directory, vocab_file = _find(path)
     named = directory if path.is_dir() else path

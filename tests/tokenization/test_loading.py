@@ -168,6 +168,11 @@ def test_missing_special_tokens_are_listed_at_load(tmp_path):
         load_tokenizer(tmp_path, do_lower_case=True)
 
 
+def test_an_object_that_is_no_path_is_refused_with_the_way_out():
+    with pytest.raises(ValueError, match=r"object.* is no path of a tokenizer; .* save_pretrained\(DIR\)"):
+        load_tokenizer(object())  # as a tokenizer of transformers in memory
+
+
 def test_a_place_without_a_tokenizer_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="holds no tokenizer"):
         load_tokenizer(tmp_path)
