@@ -12,11 +12,12 @@ import dataclasses
 import errno
 import functools
 import hashlib
+import itertools
 import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -120,10 +121,9 @@ def build_store(
                     todo = range(len(plan))[shard[0] :: shard[1]] if shard else range(len(plan))
                     make_shards = make_shards or functools.partial(make_here, workers=workers)
                     shards = _build_shards(plan, todo, tokenizer, place, options, reading, make_shards, progress)
-                    if shards is None and shard is not None:
+                    if shards is None:
                         return {}
                 sources = [[extent.path for extent in extents] for extents in plan]
-                shards = len(plan) if shards is None else shards
                 manifest = finish_store(place, shards, build, options, sources, judged)
                 if replaces:
                     replace_by(out_dir, place)
@@ -179,14 +179,17 @@ def _finished(out_dir: Path, build: dict[str, Any], overwrite: bool, in_memory: 
     """
     ours = json.loads(stores.to_json(build))
     manifest, begun = out_dir / "manifest.json", out_dir / "build.json"
-    held = [path for path in (manifest, begun) if path.exists()]
-    if not held and out_dir.exists() and not all(map(is_beginning, out_dir.iterdir())):
-        raise ValueError(f"{out_dir} is not empty and holds no token store; choose another directory")
-    if in_memory and manifest.exists() and not overwrite:  # no telling whether it is the same text
-        raise ValueError(f"{out_dir} holds a token store; choose another directory, or overwrite")
-    if not held or overwrite or in_memory:
+    finished = manifest.exists()
+    if not finished and not begun.exists():
+        if out_dir.exists() and not all(map(is_beginning, out_dir.iterdir())):
+            raise ValueError(f"{out_dir} is not empty and holds no token store; choose another directory")
         return None
-    finished = held[0] is manifest
+    if overwrite:
+        return None
+    if in_memory:  # no telling whether it is the same text
+        if finished:
+            raise ValueError(f"{out_dir} holds a token store; choose another directory, or overwrite")
+        return None
     theirs = stores.read_manifest(out_dir) if finished else _read_begun(begun)
     # A setting that is newer than the build had its default then.
     defaults = {**dataclasses.asdict(BuildSettings()), **dataclasses.asdict(Reading(language="en"))}
@@ -247,67 +250,72 @@ def _build_shards(
             records[number] = record
     missing = [number for number in todo if number not in records]
 
-    def enough() -> int | None:
-        """Number of leading shards that hold `max_tokens`."""
-        total = 0
-        for number in range(len(plan)):
-            if options.max_tokens is None or number not in records:
-                return None
-            total += records[number]["tokens"]
-            if total >= options.max_tokens:
-                return number + 1
-        return None
-
     def report() -> None:
         check_unknown_rate(records, options, paths, at_least=1_000_000)
-        if progress is None:
-            return
-        seconds = time.monotonic() - started
-        made = [number for number in missing if number in records]
-        rate = sum(sizes[number] for number in made) / seconds if seconds else 0.0
-        left = sum(sizes[number] for number in missing if number not in records)
-        progress(
-            Progress(
-                shards_done=len(records),
-                shards=len(plan),
-                bytes_done=sum(sizes[number] for number in records),
-                bytes=sum(sizes),
-                tokens=sum(record["tokens"] for record in records.values()),
-                tokens_per_second=sum(records[number]["tokens"] for number in made) / seconds if seconds else 0.0,
-                eta_seconds=left / rate if rate else float("inf"),
-            )
-        )
+        if progress is not None:
+            progress(_progress(sizes, records, missing, time.monotonic() - started))
 
     if records:
         report()
     tasks = [ShardTask(plan[n], n, directory, dtype, reading, options.split_lines) for n in missing]
-    for number, record in make_shards(tasks, tokenizer, lambda: enough() is not None):
+    for number, record in make_shards(tasks, tokenizer, lambda: _enough(records, options.max_tokens) is not None):
         records[number] = record
         report()
-    if (count := enough()) is not None:
+    if (count := _enough(records, options.max_tokens)) is not None:
         return count
     # Other machines may have finished theirs meanwhile.
     return len(plan) if all(n in records or read_shard_record(directory, n, dtype) for n in range(len(plan))) else None
 
 
+def _enough(records: Mapping[int, dict[str, Any]], max_tokens: int | None) -> int | None:
+    """Number of leading shards that hold `max_tokens`; None where they do not, or one of them is missing."""
+    number, tokens = 0, 0
+    while max_tokens is not None and number in records:
+        tokens += records[number]["tokens"]
+        number += 1
+        if tokens >= max_tokens:
+            return number
+    return None
+
+
+def _progress(sizes: list[int], records: Mapping[int, dict[str, Any]], todo: list[int], seconds: float) -> Progress:
+    """`sizes`: bytes of each shard; `todo`: the shards that are made in this run, of which `seconds` have passed."""
+    made = [number for number in todo if number in records]
+    left = sum(sizes[number] for number in todo if number not in records)
+    rate = sum(sizes[number] for number in made) / seconds if seconds else 0.0
+    return Progress(
+        shards_done=len(records),
+        shards=len(sizes),
+        bytes_done=sum(sizes[number] for number in records),
+        bytes=sum(sizes),
+        tokens=sum(record["tokens"] for record in records.values()),
+        tokens_per_second=sum(records[number]["tokens"] for number in made) / seconds if seconds else 0.0,
+        eta_seconds=left / rate if rate else float("inf"),
+    )
+
+
 def _build_from_memory(
     documents: Iterable[Document | Sequence[str]], tokenizer: Tokenizer, out_dir: Path, options: BuildSettings
 ) -> int:
-    """Documents of this process, cut into shards by their characters; the number of shards."""
-    source, shards, tokens, ended = iter(documents), 0, 0, False
-
-    def some() -> Iterator[tuple[int, Document | Sequence[str]]]:
-        nonlocal ended
-        size = 0
-        for document in source:
-            yield 0, document
-            size += sum(map(len, getattr(document, "sentences", document)))
-            if size >= options.shard_bytes:
-                return
-        ended = True
-
-    dtype = stores.ids_dtype(tokenizer.vocab_size)
-    while not ended and (options.max_tokens is None or tokens < options.max_tokens):
-        record = write_shard(some(), shards, out_dir / "shards", dtype, tokenizer, options.split_lines)
+    """Writes documents of this process as shards; returns their number."""
+    dtype, shards, tokens = stores.ids_dtype(tokenizer.vocab_size), 0, 0
+    source = iter(documents)
+    for first in source:
+        some = _take(itertools.chain([first], source), options.shard_bytes)
+        record = write_shard(some, shards, out_dir / "shards", dtype, tokenizer, options.split_lines)
         shards, tokens = shards + 1, tokens + record["tokens"]
+        if options.max_tokens is not None and tokens >= options.max_tokens:
+            break
     return shards
+
+
+def _take(
+    documents: Iterable[Document | Sequence[str]], characters: int
+) -> Iterator[tuple[int, Document | Sequence[str]]]:
+    """(0, document) of the next documents, until they have `characters` together."""
+    size = 0
+    for document in documents:
+        yield 0, document
+        size += sum(map(len, getattr(document, "sentences", document)))
+        if size >= characters:
+            return
