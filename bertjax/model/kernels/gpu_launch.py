@@ -79,16 +79,18 @@ def launch(
     import jax_triton
 
     how: dict[str, Any] = {"grid": grid, "num_warps": warps, "num_stages": stages, "name": kernel}
-    if in_place is not None:
-        how["input_output_aliases"] = {in_place: 0}
-    if _is_new():
-        # Triton itself would write the newest PTX it knows, which the CUDA that jax finds may not read:
-        # 8.7 came with CUDA 12.8. And from 3.10 on it would no longer contract a * b + c.
-        options = {"ptx_version": 87, "enable_fp_fusion": True}
-        how |= {"out_type": list(results), "backend_options": options}
-    else:  # jax-triton 0.3, for jax 0.10
+    if not _is_new():  # jax-triton 0.3, for jax 0.10
         how["out_shape"] = list(results)
-    return jax_triton.triton_call(*arrays, kernel=program(kernel), **how, **constants)
+        return jax_triton.triton_call(*arrays, kernel=program(kernel), **how, **constants)
+    # Triton itself would write the newest PTX it knows, which the CUDA that jax finds may not read:
+    # 8.7 came with CUDA 12.8. And from 3.10 on it would no longer contract a * b + c.
+    how["backend_options"] = {"ptx_version": 87, "enable_fp_fusion": True}
+    if in_place is None:
+        return jax_triton.triton_call(*arrays, kernel=program(kernel), out_type=list(results), **how, **constants)
+    changed = jax.new_ref(arrays[in_place])
+    arrays = [*arrays[:in_place], changed, *arrays[in_place + 1 :]]
+    new = jax_triton.triton_call(*arrays, kernel=program(kernel), out_type=list(results[1:]), **how, **constants)
+    return [jax.freeze(changed), *new]
 
 
 def keep_compiled(library: Any) -> None:
