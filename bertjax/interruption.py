@@ -197,8 +197,8 @@ def one_line(error: BaseException, more: tuple[type[BaseException], ...] = ()) -
         return f"{type(error).__name__}: {text}"
     if text.startswith("RESOURCE_EXHAUSTED"):  # XlaRuntimeError
         return (
-            "the device is out of memory: take fewer rows at once, by --config.accumulation=2 or a smaller "
-            f"--batch_size (docs/pretraining.md, 'Out of memory'). XLA says: {text[:300]}"
+            "the device is out of memory: take fewer rows at once, in a run by --config.accumulation=2, in a tool by a "
+            f"smaller --batch_size (docs/pretraining.md, 'Out of memory'). XLA says: {text[:300]}"
         )
     if not isinstance(error, (*REFUSALS, *more)):
         return None

@@ -80,8 +80,7 @@ def results(job: PretrainingJob, metrics: dict[str, float]) -> tuple[list[str], 
     report/verdicts.py judges.
     """
     heldout = job.evaluations[-1].batches
-    length = job.config.eval.seq_length or job.config.phases[-1][1]
-    entropy = token_entropy(job.corpus.token_counts(length))
+    entropy = heldout_entropy(job)
     objective = "next-token" if job.model_config.is_decoder else "MLM"
     told = [
         f"held-out {objective} loss {metrics['mlm_loss']:.3f}, accuracy {metrics['mlm_accuracy']:.1%} (unigram entropy "
@@ -106,6 +105,11 @@ def results(job: PretrainingJob, metrics: dict[str, float]) -> tuple[list[str], 
         for name in job.evaluations[-1].others
     ]
     return told, numbers
+
+
+def heldout_entropy(job: PretrainingJob) -> float:
+    """token_entropy of the held-out text, at the length of the last evaluation."""
+    return token_entropy(job.corpus.token_counts(job.config.eval.seq_length or job.config.phases[-1][1]))
 
 
 def token_entropy(counts: np.ndarray) -> float:

@@ -5,6 +5,7 @@ objective.py holds the loss, finish.py writes what the run leaves.
 
 import contextlib
 import dataclasses
+import logging
 import pathlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -37,6 +38,8 @@ from bertjax.training.trainer import Batch, Phase, Trainer, TrainState
 
 __all__ = ["PretrainingJob", "prepare", "run"]
 
+log = logging.getLogger(__name__)
+
 NO_CORPUS = (
     "config.data.corpus is empty: this run needs a corpus, a token store. Make one of your own text (plain, JSONL, "
     "Parquet, WikiExtractor output, TFDS) with bertjax train_vocab --input='corpus/*.txt' --output=vocab, then bertjax "
@@ -51,6 +54,12 @@ LONG_EVALUATION = (
     "held-out rows are longer than those of training: an evaluation takes long, and judges lengths that are not "
     "learnt. Set eval.seq_length=0 to evaluate at the lengths of the phases"
 )
+NOTHING_LEARNT = (
+    "after %s steps the held-out loss, %.2f, is still that of guessing by word frequencies, %.2f. A network that has "
+    "not left it by now may never do so: start again with a lower optimizer.learning_rate or a longer "
+    "optimizer.warmup_steps"
+)
+LATE = 1_000, 3  # steps, and warm-ups, after which NOTHING_LEARNT is said
 
 
 class Evaluation(NamedTuple):
@@ -137,6 +146,7 @@ class PretrainingJob:
         for phase in phases(config):
             self._add_phase(phase)
         self._evaluated: dict[int, dict[str, float]] = {}  # by step
+        self._judged = False  # whether a late evaluation has been compared with guessing
 
     def _add_phase(self, phase: PhaseSettings) -> None:
         config, corpus, tokenizer, length = self.config, self.corpus, self.tokenizer, phase.length
@@ -230,7 +240,18 @@ class PretrainingJob:
         last = len(self.phases) - 1
         now = next((i for i, phase in enumerate(self.phases) if place <= phase.until_step), last)
         self._evaluated[int(state.step)] = found = self.evaluations[now](self.trainer, state.params)
+        self._warn_of_nothing_learnt(int(state.step), place, found["mlm_loss"])
         return found
+
+    def _warn_of_nothing_learnt(self, step: int, place: int, loss: float) -> None:
+        """Says once that a run is still where networks are that died in their warm-up."""
+        steps, warmups = LATE
+        if self._judged or step < steps or place < warmups * self.config.optimizer.warmup_steps:
+            return
+        self._judged = True
+        entropy = finish.heldout_entropy(self)
+        if loss > entropy - 0.02 and jax.process_index() == 0:
+            log.warning(NOTHING_LEARNT, f"{step:,}", loss, entropy)
 
     def finish(self, state: TrainState, logbook: Logbook, clock: Clock) -> None:
         step = int(state.step)

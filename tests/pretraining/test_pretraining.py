@@ -318,6 +318,18 @@ def test_stopped_run_resumes_to_the_same_bits(finished_run, run_copy):
     jax.tree.map(np.testing.assert_array_equal, weights(directory, 8), undisturbed)
 
 
+@pytest.mark.parametrize("entropy, times", [(1.0, 1), (9.0, 0)])
+def test_a_run_that_guesses_by_word_frequencies_long_after_its_warm_up_says_so_once(
+    config, tmp_path, monkeypatch, caplog, entropy, times
+):
+    monkeypatch.setattr(pretraining, "LATE", (2, 1))
+    monkeypatch.setattr(finish, "token_entropy", lambda counts: entropy)
+    config.eval.every_steps = 1
+    pretraining.run(pretraining.prepare(frozen(config), str(tmp_path / "run")))
+    said = [text for text in caplog.messages if text.startswith("after 2 steps the held-out loss, 4.")]
+    assert len(said) == times
+
+
 @pytest.mark.parametrize("phases", [((2, 32, 8), (3, 32), (1, 32, 24)), ((2, 32), (3, 32))])
 def test_rows_of_one_length_go_on_from_phase_to_phase(config, tmp_path, phases):
     config.phases = ((6, 32),)
