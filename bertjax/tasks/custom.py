@@ -57,9 +57,6 @@ class TableTask(TextTask):
         self.splits = splits_in(source, files, {split: self._usual(split) for split in ("train", "dev", "test")})
         self.text, self.label, self.separator = tuple(text), label, separator
         self.headerless = headerless
-        self.options = dict(
-            files=self.splits, head=head, text=self.text, label=label, separator=separator, headerless=headerless
-        )
         if self.kind_of_head.named and not self.labels:
             self.labels = self._labels_of_train()
 

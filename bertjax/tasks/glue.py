@@ -232,7 +232,7 @@ class GlueTask(TextTask):
         with whole_file(path) as file:
             file.write("index\tprediction\n")
             for record, value in zip(split.records, self.predict(outputs), strict=True):
-                answer = f"{min(max(value, 0.0), 5.0):.3f}" if not self.labels else (in_file[self.labels[int(value)]])
+                answer = f"{min(max(value, 0.0), 5.0):.3f}" if not self.labels else in_file[self.labels[int(value)]]
                 file.write(f"{record.id}\t{answer}\n")
         return [*paths, path]
 

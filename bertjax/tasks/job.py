@@ -271,7 +271,7 @@ def evaluate(
     if task.labels and "classifier" in heads_in(source.headers, source.place):
         task.labels = adopt_labels(task.labels, source.labels or tuple(labels), str(model_directory))
     stored = remembered(source.settings, str(model_directory)).null_threshold
-    if stored is not None and task.name == "squad2.0" and "null_threshold" not in getattr(task, "options", {}):
+    if stored is not None and task.name == "squad2.0" and "null_threshold" not in task.options:
         task.null_threshold = float(stored)
     tuner = FineTuner(task, source.require_tokenizer(), source.config, start, settings, execution, mesh)
     params = load_pretrained_params(model_directory, tuner.model, jax.random.key(0))

@@ -282,11 +282,11 @@ def model_for(
     """
     if not feature_layers:
         kind = KINDS[task.head]
-        sizes = {"num_labels": task.outputs} if kind.sized else {}
+        sizes = {"num_labels": task.num_labels} if kind.sized else {}
         return kind.network(config, execution, bilstm, head_init, **sizes)
     if task.head != "tagging":
         raise ValueError(f"feature_layers={feature_layers!r} is for tagging, not {task.head}")
-    return BertFeatureTagger(config, execution, num_labels=task.outputs, layers=feature_layers)
+    return BertFeatureTagger(config, execution, num_labels=task.num_labels, layers=feature_layers)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

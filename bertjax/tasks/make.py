@@ -162,8 +162,8 @@ def remembered(settings: Mapping[str, Any], source: str) -> Remembered:
 def to_remember(task: Any, result: Mapping[str, Any], max_length: int) -> dict[str, Any]:
     """The entry `finetuned` for the model of `result` (see results.py)."""
     entry = {
-        "task": getattr(task, "kind", task.name),
-        "options": dict(getattr(task, "options", {})),
+        "task": task.kind,
+        "options": task.options,
         "value": result["value"],
         "step": result["best_step"],
         "max_length": max_length,

@@ -55,18 +55,15 @@ def read_table(
       skip_short: leave rows with missing columns out and count them, in place of an error.
       remedy: what else the error for a missing column says.
       own: whether the file is a user's own, and of no benchmark, where quotes that look like CSV's are text.
-
       label: the column of the gold, which need not be there.
 
     Raises ValueError with file and line for a missing column, one that is read and named twice, or a row of the wrong
     width.
     """
     name = plain_name(path.name)
-    if is_name(path):
-        return _read_json_lines(path, required, remedy)
-    if name.endswith((".json", ".parquet", ".xls", ".xlsx")):
+    if not is_name(path) and name.endswith((".json", ".parquet", ".xls", ".xlsx")):
         raise ValueError(f"{path}: save it as a .csv, .tsv or .txt table, or as .jsonl with an object a line")
-    if name.endswith(".jsonl"):
+    if is_name(path) or name.endswith(".jsonl"):
         return _read_json_lines(path, required, remedy)
     lines = (
         _csv_lines(path)

@@ -76,6 +76,8 @@ class Task:
     """
 
     name: str
+    kind: str  # its name in make.TASKS, and the options that it was made with
+    options: Mapping[str, Any]
     head: str
     labels: tuple[str, ...] = ()  # names by index of the head's outputs; () where there are none
     metric: str
@@ -86,7 +88,7 @@ class Task:
     published = ""  # hf: name of the same data, for errors about missing files
 
     @property
-    def outputs(self) -> int:
+    def num_labels(self) -> int:
         """Size of the head's output."""
         return max(1, len(self.labels))
 

@@ -46,7 +46,7 @@ class TextTask(Task):
             if split.labelled:
                 record = split.records[number]
                 index = functools.partial(place, what=f"{record.where}: label")
-                rows[-1] |= self.kind_of_head.gold(record.label, index, self.outputs)
+                rows[-1] |= self.kind_of_head.gold(record.label, index, self.num_labels)
         return rows
 
     def predict(self, outputs: Outputs) -> np.ndarray:

@@ -166,8 +166,8 @@ def _task_stage(config: Config, model: BertConfig, execution: Execution, mesh: A
     elif config.extend_positions:
         positions = max(task.max_length, model.max_position_embeddings)
         model = dataclasses.replace(model, max_position_embeddings=positions)
-    head, outputs = task_head(task.name, task.options)
-    shape = SimpleNamespace(name=task.name, head=head, outputs=outputs, labels=tuple(map(str, range(outputs))))
+    head, num_labels = task_head(task.name, task.options)
+    shape = SimpleNamespace(name=task.name, head=head, num_labels=num_labels, labels=tuple(map(str, range(num_labels))))
     tuner = FineTuner(shape, None, model, None, config, execution, mesh)
     choices = 4 if head == "multiple_choice" else 1
     fields, gold = CHOICES if choices > 1 else TEXT, {**KINDS[head].gold_fields, "weights": "float32 B"}
@@ -177,7 +177,7 @@ def _task_stage(config: Config, model: BertConfig, execution: Execution, mesh: A
         fields = TEXT | PACKED
         gold = {name: form if " T" in form else form.replace(" B", " B P") for name, form in gold.items()}
     fields = {**fields, **gold, "run": "int32 B"}
-    sizes = {"B": batch.rows, "T": batch.length, "P": batch.slots, "C": max(choices, outputs)}
+    sizes = {"B": batch.rows, "T": batch.length, "P": batch.slots, "C": max(choices, num_labels)}
     known = TRAINING_ROWS.get(task.name)
     steps = -(-known // rows) * task.epochs if known else None
     flops = rows * choices * flops_per_row(model, task.max_length, 0, nsp=False)

@@ -65,7 +65,7 @@ def rows_of(task: Any, split: str, work: Work, tokenizer: Any) -> tuple[Any, lis
     second = [record.text_b for record in records.records] if pairs else None
     encoded = tokenizer(first, second, truncation=True, max_length=work.max_length)
     place = functools.partial(label_places(task.labels), what="label")
-    features = [task.kind_of_head.gold(record.label, place, task.outputs) for record in records.records]
+    features = [task.kind_of_head.gold(record.label, place, task.num_labels) for record in records.records]
     names = [name for name in tokenizer.model_input_names if name in encoded]
     columns = [encoded[name] for name in names]
     rows = [
@@ -98,7 +98,7 @@ def make_model(task: Any, checkpoint: str) -> Any:
         if task.head == "tagging"
         else {"problem_type": {"regression": "regression"}.get(task.head, "single_label_classification")}
     )
-    return kind.from_pretrained(checkpoint, num_labels=task.outputs, dtype=torch.float32, **problem)
+    return kind.from_pretrained(checkpoint, num_labels=task.num_labels, dtype=torch.float32, **problem)
 
 
 def make_collator(task: Any, tokenizer: Any) -> Any:

@@ -272,7 +272,7 @@ def test_scores_of_a_classification_carry_its_calibration_and_those_of_numbers_d
         task = TableTask(tmp_path / name, files={s: f"{s}.jsonl" for s in ("train", "dev")}, **options)
         split = task.read("dev")
         gold, place = KINDS[task.head].gold, label_places(task.labels)
-        rows = [gold(record.label, lambda name: place(name, "label"), task.outputs) for record in split.records]
+        rows = [gold(record.label, lambda name: place(name, "label"), task.num_labels) for record in split.records]
         return task.score(split, rows, [np.array(row) for row in outputs]).details
 
     found = details("classes", ["x", "y"], [[2.0, 0.0], [2.0, 0.0]])["calibration"]

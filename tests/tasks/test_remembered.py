@@ -6,7 +6,7 @@ import ml_collections
 import pytest
 
 from bertjax.config import finetune_config, frozen
-from bertjax.tasks import custom, job, pretrained
+from bertjax.tasks import job, pretrained
 from bertjax.tasks.make import remembered, task_name, to_remember
 from bertjax.tools import evaluate
 
@@ -29,12 +29,6 @@ def test_task_and_options_go_through_a_config_and_come_back(tmp_path):
         assert found.columns()[0] == columns
         again = job.make_task(found.task, str(tmp_path), found.options)
         assert vars(again).keys() == vars(task).keys() and again.name == task.name
-
-
-def test_a_table_made_in_python_is_remembered_too(tmp_path):
-    task = custom.TableTask(tmp_path, {"dev": "d.csv"}, text="review", labels=("a", "b"))
-    found = remembered({"finetuned": to_remember(task, {"value": 1, "best_step": 2}, 8)}, "m")
-    assert found.columns() == (("review",), None) and found.options["files"] == {"dev": "d.csv"}
 
 
 def test_options_of_a_config_file_are_remembered_as_they_are(tmp_path):

@@ -179,7 +179,7 @@ def test_losses_follow_torch_step_by_step(head, words, tmp_path, monkeypatch):
         expected.append(loss.item())
 
     # ---- bertjax
-    task = types.SimpleNamespace(name="toy", head=head, outputs=outputs)
+    task = types.SimpleNamespace(name="toy", head=head, num_labels=outputs)
     model = model_for(task, bert, execution)
     objective = TaskObjective(model, head)
     unit = make_optimizer(OptimizerSettings(bias_correction=True), 1.0)
