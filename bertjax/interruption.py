@@ -71,21 +71,23 @@ def leave_on_signals() -> None:
     atexit.register(end)
 
 
-def leave_on_sigterm() -> None:
-    """From now on SIGTERM ends the process with EXIT_PREEMPTED, at once.
+def leave_without_saving() -> None:
+    """From now on SIGINT and SIGTERM end the process with EXIT_PREEMPTED, at once; a SIGINT that is ignored (nohup) is.
 
     For the parts of a run outside `stop_on_signals` (process/preemption.py), where nothing is to be saved. A thread
-    acts, since Python runs handlers only once the main thread is back from the compiler or the restore. Of several
-    processes, jax's pre-emption service takes the signal from when they have joined.
+    acts, since Python runs handlers only once the main thread is back from the compiler or the restore, and what they
+    raise is lost in jax's callback of the garbage collector. Of several processes, jax's pre-emption service takes
+    SIGTERM from when they have joined.
     """
 
     def handler(number: int, frame: object) -> None:
         """Only a signal that has a handler is written to the pipe."""
 
     def listen() -> None:
-        while number := os.read(reader, 1):
-            if number[0] == signal.SIGTERM and signal.getsignal(signal.SIGTERM) is handler:
-                text = "stopped by SIGTERM while no step was running, so there is nothing to save; start again to go on"
+        while data := os.read(reader, 1):
+            if (number := data[0]) in (signal.SIGINT, signal.SIGTERM) and signal.getsignal(number) is handler:
+                name = signal.Signals(number).name
+                text = f"stopped by {name} while no step was running, so there is nothing to save; start again to go on"
                 os.write(2, f"bertjax: {text}\n".encode())
                 for child in multiprocessing.active_children():
                     child.kill()
@@ -93,9 +95,11 @@ def leave_on_sigterm() -> None:
 
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    signal.signal(signal.SIGTERM, handler)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, handler)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    threading.Thread(target=listen, name="SIGTERM", daemon=True).start()
+    threading.Thread(target=listen, name="signals", daemon=True).start()
 
 
 def hush_closed_loops() -> None:

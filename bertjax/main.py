@@ -7,7 +7,7 @@
 
 A setting that cannot work ends the program before anything is compiled, with one line and exit code
 2. What goes wrong later (a disk, a loss that is not finite) ends it with one line and exit code 1. A
-run that is asked to stop (SIGTERM) saves, and exits with code 75 ("try again"). Exit code 76 means that
+run that is asked to stop (SIGTERM, Ctrl-C) saves, and exits with code 75 ("try again"). Exit code 76 means that
 something hung, 77 that a process of the run did not come or was lost.
 """
 
@@ -17,7 +17,14 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from bertjax.interruption import EXIT_PREEMPTED, ended_by_ctrl_c, hush_closed_loops, leave, leave_on_sigterm, refusals
+from bertjax.interruption import (
+    EXIT_PREEMPTED,
+    ended_by_ctrl_c,
+    hush_closed_loops,
+    leave,
+    leave_without_saving,
+    refusals,
+)
 
 with ended_by_ctrl_c():
     from bertjax import jax_settings
@@ -46,16 +53,16 @@ def parser() -> Parser:
 
 def main() -> None:
     """Runs the job that the command line describes."""
-    leave_on_sigterm()
+    leave_without_saving()
     jax_settings.clear()
     hush_closed_loops()
-    with ended_by_ctrl_c():
-        flags = parser().parse_args()
-        from absl import logging
+    flags = parser().parse_args()
+    from absl import logging
 
-        from bertjax.command_line import default_workdir, load_config
-        from bertjax.config import describe
-        from bertjax.config_checks import check_config
+    from bertjax.command_line import default_workdir, load_config
+    from bertjax.config import describe
+    from bertjax.config_checks import check_config
+
     with refusals("bertjax", 2):
         if flags.help_config:
             print(describe())
@@ -69,12 +76,11 @@ def main() -> None:
         config = check_config(load_config(file, flags.settings))
         workdir = os.path.expanduser(flags.workdir or default_workdir(file))
         # Late: importing jax takes a second that a refused command need not wait for.
-        with ended_by_ctrl_c():
-            from bertjax.process import cold_disk
+        from bertjax.process import cold_disk
 
-            if cold_disk.is_cold():
-                cold_disk.read_ahead()
-            from bertjax.process import distributed, hardware, runtime
+        if cold_disk.is_cold():
+            cold_disk.read_ahead()
+        from bertjax.process import distributed, hardware, runtime
 
         runtime.start(config, flags.coordinator, flags.processes, flags.process_id, flags.wait_seconds)
     hardware.wake()
@@ -112,7 +118,7 @@ def run() -> None:
         if end.code:
             leave(end.code if isinstance(end.code, int) else 1)
         raise
-    except KeyboardInterrupt:  # outside the loop of steps, which saves
+    except KeyboardInterrupt:  # a second one in the loop of steps, which saves after the first
         print("bertjax: interrupted; the same command goes on from the newest checkpoint", file=sys.stderr)
         leave(130)
 

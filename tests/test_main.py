@@ -98,11 +98,12 @@ def test_workdir_that_cannot_be_written_is_one_message(tmp_path, name, what, mes
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_sigterm_before_jax_is_there_asks_to_be_started_again(tmp_path):
-    (tmp_path / "config.py").write_text("import os, time\nos.kill(os.getpid(), 15)\ntime.sleep(9)\n")
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_signal_before_jax_is_there_asks_to_be_started_again(tmp_path, name):
+    (tmp_path / "config.py").write_text(f"import signal, time\nsignal.raise_signal(signal.{name})\ntime.sleep(9)\n")
     done = command_line(f"--config={tmp_path}/config.py")
     assert done.returncode == 75
-    assert "stopped by SIGTERM while no step was running" in done.stderr
+    assert f"stopped by {name} while no step was running" in done.stderr
 
 
 def test_a_stopped_run_does_not_wait_for_what_still_compiles():
