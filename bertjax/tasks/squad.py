@@ -116,7 +116,7 @@ class SquadTask(Task):
     """Extractive question answering with head 'spans' (start and end logits by token)."""
 
     head = "spans"
-    outputs = 2
+    num_labels = 2
 
     def __init__(
         self,
