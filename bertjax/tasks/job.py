@@ -113,7 +113,7 @@ class TaskJob:
         done = self.training.outcome(clock)
         logbook.message(summary_line(tuner.task, done))
         if tuner.task.name == "squad2.0":
-            tuner.task.null_threshold = float(done.scores.details["best_f1_thresh"])
+            tuner.task.null_threshold = float(done.scores.details["null_threshold"])
         result = result_json(tuner, done, self.config.init_from)
         if jax.process_index() == 0:
             write_json(directory / "result.json", result, allow_nan=False)

@@ -169,7 +169,7 @@ def to_remember(task: Any, result: Mapping[str, Any], max_length: int) -> dict[s
         "max_length": max_length,
     }
     if task.name == "squad2.0":
-        entry["null_threshold"] = result["details"]["best_f1_thresh"]
+        entry["null_threshold"] = result["details"]["null_threshold"]
     return plain(entry)
 
 

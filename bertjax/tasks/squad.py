@@ -288,8 +288,8 @@ class SquadTask(Task):
     def score(self, split: Split, rows: Rows, outputs: Outputs) -> Scores:
         """Official EM and F1 as shares of 1; version 2.0 at the best threshold for F1 too.
 
-        `details` holds the official numbers in percent; best_f1_thresh found on the development split is the
-        null_threshold to predict a test split with.
+        `details` holds the official numbers in percent; and where these are of the development split, the
+        null_threshold to predict a test split with: best_f1_thresh, but apart from the odds of all questions.
         """
         split.require_labels("scoring")
         found = self.answers(split, rows, outputs)
@@ -301,6 +301,7 @@ class SquadTask(Task):
         else:
             official = squad_score.score_v2(gold, found.spans, found.null_odds, self.null_threshold)
             values = {name: official[name] / 100 for name in ("exact", "f1", "best_exact", "best_f1")}
+            official["null_threshold"] = squad_score.apart(official["best_f1_thresh"], found.null_odds.values())
         final = self.decided(found)
         flags = (ONE_CLASS_ONLY,) if len(final) > 1 and not any(final.values()) else ()
         return Scores(values, flags, official)

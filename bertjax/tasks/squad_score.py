@@ -9,11 +9,12 @@ import math
 import re
 import string
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 CURVE_POINTS = 200  # of the curve that is kept
+MARGIN = 0.01  # of a score: more than rounding makes of it
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
@@ -150,3 +151,15 @@ def _best_threshold(curve: Sequence[tuple[float, float]]) -> tuple[float, float]
     # Officially 0.0, which leaves every question empty if odds are probabilities. Where they are not, it is "never".
     kept_at_zero = [score for odds, score in rest if odds <= 0]
     return best, 0.0 if (kept_at_zero or [best])[-1] == best else never[0]
+
+
+def apart(threshold: float, odds: Collection[float]) -> float:
+    """The nearest threshold that decides these odds as this one does, MARGIN from all of them, or midway between two.
+
+    The best threshold is the odds of a question: rounding decided that one where the model is run again.
+    """
+    low = max((one for one in odds if one <= threshold), default=-math.inf)
+    high = min((one for one in odds if one > threshold), default=math.inf)
+    middle = low + (high - low) / 2 if math.isfinite(low) else low
+    found = min(max(threshold, min(low + MARGIN, middle)), max(high - MARGIN, middle))
+    return found if found < high else threshold

@@ -21,7 +21,7 @@ def test_task_and_options_go_through_a_config_and_come_back(tmp_path):
         ("tag", {"labels": ["NN"], "context": "sentence"}, None),
         ("swag", {}, None),
     ):
-        result = {"value": 0.5, "best_step": 7, "details": {"best_f1_thresh": -1.5}}
+        result = {"value": 0.5, "best_step": 7, "details": {"null_threshold": -1.5}}
         task = job.make_task(name, str(tmp_path), options)
         found = remembered({"finetuned": to_remember(task, result, 64)}, "m")
         assert (found.task, found.step, found.max_length) == (name, 7, 64)

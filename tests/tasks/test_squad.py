@@ -289,8 +289,10 @@ def test_the_threshold_found_on_dev_decides_the_answers():
     assert set(scores.values) == set(task.metric_names)
     assert scores["exact"] == 0.5 and scores["best_exact"] == 1.0
     assert task.metric == "best_f1"
-    task.null_threshold = scores.details["best_f1_thresh"]
-    assert task.null_threshold == -5.0
+    assert scores.details["best_f1_thresh"] == -5.0
+    task.null_threshold = scores.details["null_threshold"]
+    assert task.score(split, rows, outputs)["exact"] == 1.0
+    outputs[0][0] += 1e-3  # as another shape of batch rounds
     assert task.score(split, rows, outputs)["exact"] == 1.0
 
 

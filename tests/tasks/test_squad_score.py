@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import re
 import string
 
@@ -166,3 +167,14 @@ def test_missing_predictions_count_zero_in_1_and_are_left_out_and_counted_in_2()
         squad_score.score_v2(data, {"other": "x"})
     with pytest.raises(ValueError, match="without null odds.*q1"):
         squad_score.score_v2(data, {"q1": "x"}, {})
+
+
+def test_a_threshold_apart_from_all_odds_decides_as_the_official_one():
+    odds = [-2.0, -1.999, 0.5, 3.0, math.nextafter(3.0, 4.0)]
+    for threshold in [math.nextafter(-2.0, -3), *odds, 0.0]:
+        found = squad_score.apart(threshold, odds)
+        assert [one > found for one in odds] == [one > threshold for one in odds]
+    assert [squad_score.apart(one, odds) for one in (-3.0, 0.0, 0.5)] == [-3.0, 0.0, 0.51]
+    assert squad_score.apart(-2.0, odds) == pytest.approx(-1.9995)
+    assert squad_score.apart(math.nextafter(-2.0, -3), odds) == pytest.approx(-2.01)
+    assert squad_score.apart(odds[-1], odds) == pytest.approx(3.01)
