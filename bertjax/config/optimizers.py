@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from bertjax.config.setting import nearest
+from bertjax.config.setting import did_you_mean
 from bertjax.config.training import OptimizerSettings
 
 OWN_OPTIMIZERS = ("adamw", "lamb", "stableadamw")
@@ -58,7 +58,7 @@ def optax_factory(settings: OptimizerSettings) -> tuple[Callable[..., Any], dict
         if name not in takes:
             raise ValueError(
                 f"config.optimizer.options.{name}: {settings.name} has no argument {name!r}."
-                f"{nearest(name, list(own)).split(' Valid')[0]} It takes ({signature})"
+                f"{did_you_mean(name, list(own))} It takes ({signature})"
             )
         if isinstance(takes[name].default, bool) and not isinstance(value, bool):  # any text would be true
             raise ValueError(f"config.optimizer.options.{name}={value!r} must be true or false")
@@ -68,22 +68,22 @@ def optax_factory(settings: OptimizerSettings) -> tuple[Callable[..., Any], dict
     return factories[settings.name], dict(settings.options)
 
 
-def check_optimizer(o: OptimizerSettings, job: str) -> None:
+def check_optimizer(settings: OptimizerSettings, job: str) -> None:
     """Raises ValueError for an optimizer that cannot be made, and for settings that it does not have."""
-    if o.name in OWN_OPTIMIZERS:
-        if o.options:
+    if settings.name in OWN_OPTIMIZERS:
+        if settings.options:
             raise ValueError(
-                f"config.optimizer.options.{next(iter(o.options))} has no effect on config.optimizer.name={o.name!r}: "
-                f"options are the arguments of an optax optimizer; {', '.join(OWN_OPTIMIZERS)} have b1, b2, eps and "
-                "bias_correction"
+                f"config.optimizer.options.{next(iter(settings.options))} has no effect on config.optimizer.name="
+                f"{settings.name!r}: options are the arguments of an optax optimizer; {', '.join(OWN_OPTIMIZERS)} have "
+                "b1, b2, eps and bias_correction"
             )
         return
-    optax_factory(o)
+    optax_factory(settings)
     # Fine-tuning's recipe turns bias_correction on, which says nothing about other optimizers.
     for name in ("b1", "b2", "eps", *(["bias_correction"] if job == "pretrain" else [])):
-        value, default = getattr(o, name), getattr(OptimizerSettings, name)
+        value, default = getattr(settings, name), getattr(OptimizerSettings, name)
         if value != default:
             raise ValueError(
-                f"config.optimizer.{name}={value!r} has no effect on config.optimizer.name={o.name!r}, whose arguments "
-                f"are config.optimizer.options; leave it at {default}"
+                f"config.optimizer.{name}={value!r} has no effect on config.optimizer.name={settings.name!r}, whose "
+                f"arguments are config.optimizer.options; leave it at {default}"
             )

@@ -93,5 +93,10 @@ def check_all(settings: Any) -> None:
 
 def nearest(name: str, valid: list[str]) -> str:
     """' Did you mean ...?' for an unknown name, or the list of valid ones."""
-    close = difflib.get_close_matches(name, valid, n=1, cutoff=0.6)
-    return f" Did you mean {close[0]!r}?" if close else f" Valid: {', '.join(valid)}."
+    return did_you_mean(name, valid) or f" Valid: {', '.join(valid)}."
+
+
+def did_you_mean(name: str, valid: list[str]) -> str:
+    """' Did you mean ...?' for an unknown name, '' where no valid one is like it."""
+    close = difflib.get_close_matches(name, valid, n=1)
+    return f" Did you mean {close[0]!r}?" if close else ""

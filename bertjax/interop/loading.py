@@ -196,7 +196,7 @@ def stored_parameters(
 def _shapes(source: Source, model: heads.BertNetwork) -> dict[str, tuple[int, ...]]:
     """{path: shape} of the model's parameters, with as many rows of words as the source has where
     the model has more for padding alone."""
-    _ = source.headers  # sizes that no file has are refused before anything of that size is made
+    source.check_layers()
     config = model.config
     if config.words == source.config.vocab_size:
         model = model.clone(config=config.without_padding())

@@ -79,22 +79,28 @@ class Source:
     def __post_init__(self) -> None:
         # A network is built layer by layer, before its weights are read.
         if self.config.num_hidden_layers > MANY_LAYERS:
-            _ = self.headers
+            self.check_layers()
 
     @functools.cached_property
     def headers(self) -> dict[str, Header]:
         """Foreign name -> type and shape of every array.
 
         Raises:
-          LoadError: the files cannot be read, or hold far fewer arrays than the configuration says.
+          LoadError: the files cannot be read.
         """
-        headers = self.read_headers()
-        if self.config.num_hidden_layers > len(headers):
+        return self.read_headers()
+
+    def check_layers(self) -> None:
+        """Refuses more layers than the file has arrays, before a network of that size is made.
+
+        Raises:
+          LoadError: it has, or the files cannot be read.
+        """
+        if self.config.num_hidden_layers > len(self.headers):
             raise LoadError(
                 f"{self.directory}: the configuration says num_hidden_layers="
-                f"{self.config.num_hidden_layers}, the file holds {len(headers)} arrays in all"
+                f"{self.config.num_hidden_layers}, the file holds {len(self.headers)} arrays in all"
             )
-        return headers
 
     def extended(self, positions: int, how: str) -> Source:
         """The model for rows of so many tokens: a table of positions grows, see `positions.extended`.

@@ -306,11 +306,12 @@ def make_trainer(config: Config, mesh: Mesh) -> Trainer:
     )
 
 
-def optimizer_text(o: OptimizerSettings) -> str:
+def optimizer_text(settings: OptimizerSettings) -> str:
     """The optimizer in words, with a note where it differs from its paper."""
-    options = ", ".join(f"{name}={value!r}" for name, value in o.options.items())
-    name = f"{o.name}({options})" if options else o.name
-    text = f"{name}, learning rate {o.learning_rate:g}, {counted(o.warmup_steps, 'step')} of warm-up, {o.schedule}"
-    if o.name == "lamb" and not o.bias_correction:  # You et al. 2019, algorithm 2
+    options = ", ".join(f"{name}={value!r}" for name, value in settings.options.items())
+    name = f"{settings.name}({options})" if options else settings.name
+    warmup = counted(settings.warmup_steps, "step")
+    text = f"{name}, learning rate {settings.learning_rate:g}, {warmup} of warm-up, {settings.schedule}"
+    if settings.name == "lamb" and not settings.bias_correction:  # You et al. 2019, algorithm 2
         text += ", without the bias correction of LAMB's paper (--config.optimizer.bias_correction=true)"
     return text

@@ -161,7 +161,7 @@ def _task_stage(config: Config, model: BertConfig, execution: Execution, mesh: A
     task, rows = config.task, config.batch_size
     if config.init_from:
         source = Pretrained.of(config).source
-        _ = source.headers  # whose sizes are compared with those of the configuration
+        source.check_layers()
         model = source.config
     elif config.extend_positions:
         positions = max(task.max_length, model.max_position_embeddings)
