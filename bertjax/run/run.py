@@ -121,7 +121,6 @@ def run(job: Job, **output: Any) -> Any:
 
     checkpoints = Checkpoints(workdir / "checkpoints", config.checkpoint, job.mode)
     state = job.start(checkpoints)
-    reach("parameters")
     step = int(state.step)
     clock = clock_of(config, job.phases[-1].until_step, checkpoints.metrics(step) if step else None, started)
 

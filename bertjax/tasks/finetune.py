@@ -335,9 +335,8 @@ class Training:
         if not resuming:
             params = tuner.load_params(tuner.model, jax.random.key(config.seed, impl="threefry2x32"))
             state = trainer.init(tuner.objective, params)
-        reach("parameters")
         trainer.programs.wait()
-        reach("compiling")
+        reach("parameters and compiling")
         self.best = Best(config.task.early_stopping, checkpoints)
         if resuming:
             target = trainer.abstract_state(tuner.objective)

@@ -138,7 +138,7 @@ class Loop:
             if self.step:
                 self._save({})
             self._leave()
-        reach("compiling")
+        reach("parameters and compiling")  # in one, since they go on at once
 
         while self.place < phase.until_step:
             self._begin_profile()
