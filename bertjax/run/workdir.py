@@ -63,13 +63,17 @@ def step_to_resume(config: Config, workdir: epath.Path) -> int | None:
         # The config.json of a model, without checkpoints, names no job.
         old = "finetune" if (workdir / FACTS["finetune"]).exists() else "pretrain"
         is_run = "job" in begun or old == "finetune" or record.exists() and checkpoints.steps()
-        if is_run and (job := begun.get("job", old)) != config.job:
-            raise ValueError(f"{workdir} holds a {KINDS.get(job, job)} run; choose another --workdir")
-        if not is_run and (workdir / SEARCH).exists():
+        if is_run:
+            if (job := begun.get("job", old)) != config.job:
+                raise ValueError(f"{workdir} holds a {KINDS.get(job, job)} run; choose another --workdir")
+        elif (workdir / SEARCH).exists():
             raise ValueError(f"{workdir} holds a search, whose results would be replaced; choose another --workdir")
-        other = record if record.exists() else workdir / "model"
-        if not is_run and not checkpoints.steps() and other.exists() and (begun or other != record):
-            raise ValueError(f"{other} belongs to a model that this run would overwrite; choose another --workdir")
+        elif not checkpoints.steps():
+            of_model = record if record.exists() else workdir / "model"
+            if begun or (of_model != record and of_model.exists()):
+                raise ValueError(
+                    f"{of_model} belongs to a model that this run would overwrite; choose another --workdir"
+                )
         # A launcher repeats the command after a pre-emption, which must then go on and not overwrite what it has begun.
         own = begun.get("resume") == "overwrite" and not (workdir / "model").exists()
         if config.resume == "overwrite" and not (own and not resume_conflicts(begun, config)):
