@@ -288,7 +288,10 @@ class Output:
             best = answer["label"]
             return {"prediction": best, "probability": values[best], "probabilities": values}
         if "chosen" in answer:
-            return {"prediction": self._separator.join(answer["chosen"]), "probabilities": values}
+            names = answer["chosen"]
+            # A table reads a list, too, as several labels: the way to write names that hold the separator.
+            joined = names if any(self._separator in name for name in values) else self._separator.join(names)
+            return {"prediction": joined, "probabilities": values}
         return {"prediction": next(iter(values.values())) if len(values) == 1 else values}
 
     def close(self) -> None:

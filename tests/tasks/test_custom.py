@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from bertjax.tasks.custom import TableTask
+from bertjax.tasks.inputs import Inputs, Output
 from bertjax.tasks.kinds import KINDS, Regression, TextKind
 from tests.fakes import FakeTokenizer
 
@@ -163,6 +164,16 @@ def test_lists_in_a_cell_are_several_labels(tmp_path, cells):
     assert task.labels == ("x", "y")
     found = [set(record.label) for record in task.read("train").records]
     assert found == [{"x", "y"}, {"y"}, set()]
+
+
+@pytest.mark.parametrize("names", [("a|b", "c, d"), ("x", "y")])
+def test_labels_that_were_predicted_are_read_as_they_are(tmp_path, names):
+    inputs = Inputs(["text"], [2], "csv", ("text",), [{"text": "q"}])
+    with open(tmp_path / "train.csv", "w") as stream:
+        output = Output(stream, None, "classify", inputs)
+        output.write({"labels": dict.fromkeys(names, 0.9), "chosen": list(names)})
+    task = TableTask(tmp_path, head="multilabel", label="prediction", labels=names)
+    assert task.read("train").records[0].label == names
 
 
 def test_names_in_lists_are_read_as_json_or_python_reads_them(tmp_path):
