@@ -80,7 +80,10 @@ def write_splits(
         raise ValueError(f"task {task!r} takes files (config.task.data); rows of Python are for table, ner and tag")
     if "train" not in splits:
         raise ValueError(f"{', '.join(splits)} without train: give the rows to train on")
-    splits = {name: list(data) if isinstance(data, Iterator) else data for name, data in splits.items()}
+    splits = {
+        name: data.tolist() if isinstance(data, np.ndarray) else list(data) if isinstance(data, Iterator) else data
+        for name, data in splits.items()
+    }
     texts, label = ["tokens"], _TAGS.get(task, ("",))[0]
     if task == "table":
         text, label = options.get("text", "text"), options.get("label", "label")

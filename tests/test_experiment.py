@@ -363,6 +363,12 @@ def test_the_labels_say_what_is_learnt(rows, head, labels, start, tmp_path):
     assert len(task.text) == len(rows[0]) - 1
 
 
+def test_an_array_of_rows_is_a_list_of_them(start, tmp_path):
+    rows = np.array([("good", "x"), ("bad", "y")] * 10)
+    task = told("classify", {}, start, tmp_path, train=rows, test=rows[:, :1])
+    assert task.labels == ("x", "y")
+
+
 @pytest.mark.parametrize("counts", [[6] * 150, [500, 500], [40] + [2] * 300, [1] * 50 + [2] * 50, [3, 3]])
 def test_a_tenth_is_held_out_of_classes_of_any_size_and_no_class_as_a_whole(counts):
     rows = [{"label": f"c{label}"} for label, count in enumerate(counts) for _ in range(count)]
