@@ -109,3 +109,16 @@ def test_what_jax_triton_compiled_is_there_in_a_later_run(monkeypatch, tmp_path,
             got = library.compile_ttir_inplace(module, *how)
             assert (got.binary, got.name) == (f"ptx of {module}", "kernel")
     assert compiled == wanted
+
+
+def test_jax_triton_is_asked_as_it_expects_by_a_jax_that_passes_more():
+    def rule(used, equation):
+        return [True, True], equation
+
+    library = types.SimpleNamespace(pe=types.SimpleNamespace(dce_rules={"kernel": rule}), triton_kernel_call_p="kernel")
+    gpu_launch.pass_equation_alone(library)
+    asked = library.pe.dce_rules["kernel"]
+    assert asked([True], "equation") == asked([True], [False], "equation") == ([True, True], "equation")
+    gpu_launch.pass_equation_alone(library)  # a newer one, which takes what jax passes
+    assert library.pe.dce_rules["kernel"] is asked
+    gpu_launch.pass_equation_alone(types.SimpleNamespace(triton_kernel_call_p="kernel"))  # 0.3 has no rule

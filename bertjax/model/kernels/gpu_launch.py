@@ -40,6 +40,7 @@ def missing() -> str | None:
             if isinstance(getattr(jax_triton.triton_lib, "cb", None), types.SimpleNamespace):  # its stand-in
                 raise ImportError(f"this jax-triton needs another triton than {triton.__version__}")
             keep_compiled(jax_triton.triton_lib)
+            pass_equation_alone(jax_triton.triton_lib)
         else:
             os.environ["TRITON_INTERPRET"] = "1"  # read when triton is first imported
             import triton
@@ -117,6 +118,15 @@ def keep_compiled(library: Any) -> None:
 
     if compile_now:
         library.compile_ttir_inplace = compiled
+
+
+def pass_equation_alone(library: Any) -> None:
+    """Lets jax 0.12 ask jax-triton (`library`) which arguments a kernel needs: it passes one more than the rule of
+    jax-triton 0.4.1 takes. Another jax-triton stays as it is."""
+    rules = getattr(getattr(library, "pe", None), "dce_rules", {})
+    rule = rules.get(library.triton_kernel_call_p)
+    if rule and len(inspect.signature(rule).parameters) == 2:
+        rules[library.triton_kernel_call_p] = lambda *arguments: rule(arguments[0], arguments[-1])
 
 
 @functools.cache
