@@ -130,11 +130,15 @@ def convert(
     if overwrite:
         _check_replaceable(Path(out).expanduser())
     started = time.monotonic()
-    longer = dict(max_positions=max_positions, extend_positions=extend_positions)
-    if embeddings:  # which have no use for a pooler
-        task = task or "features"
-        longer["reinitialise_head"] = task == "features"
-    before = after = load_model(source, task, **longer)
+    if embeddings is not None and task is None:
+        task = "features"
+    before = after = load_model(
+        source,
+        task,
+        reinitialise_head=embeddings is not None and task == "features",  # a pooler, which has no part in embeddings
+        max_positions=max_positions,
+        extend_positions=extend_positions,
+    )
     name = class_name(before.config, architecture(before))[0]
     say(f"read    {source}: {name}, {before.size}, {time.monotonic() - started:.1f} s")
     longest = before.config.max_position_embeddings
@@ -150,7 +154,9 @@ def convert(
 
         difference = export_model(after, out, overwrite=overwrite)
     else:
-        drawn = {part_of(path) for path in before.fresh}  # a pooler that the file has not, and embeddings do not use
+        sentence = embeddings or before.sentence
+        passed_on = _PASSED_ON if isinstance(before.model, TaskNetwork) else ()
+        drawn = {part_of(path) for path in before.fresh}  # the pooler that the file has not
         write_directory(
             out,
             after.config,
@@ -158,10 +164,10 @@ def convert(
             architecture(after),
             after.tokenizer,
             after.labels,
-            _card(before, str(source), embeddings or before.sentence),
-            {k: v for k, v in before.settings.items() if k in _PASSED_ON and isinstance(before.model, TaskNetwork)},
-            overwrite,
-            embeddings or before.sentence,
+            card=_card(before, str(source), sentence),
+            settings={name: before.settings[name] for name in passed_on if name in before.settings},
+            overwrite=overwrite,
+            sentence=sentence,
         )
         again = load_model(out, task, reinitialise_head=bool(drawn))
         _check_bits(after.params, again.params)
@@ -281,8 +287,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if flags.push:
             hub.check_push(flags.push, flags.private, "--push")
         if flags.out:
-            how = flags.max_positions, flags.extend_positions or "repeat", embeddings_of(flags)
-            convert(flags.source, flags.to, flags.out, flags.add_vocab, flags.task, flags.overwrite, print, *how)
+            convert(
+                flags.source,
+                flags.to,
+                flags.out,
+                add_vocab=flags.add_vocab,
+                task=flags.task,
+                overwrite=flags.overwrite,
+                say=print,
+                max_positions=flags.max_positions,
+                extend_positions=flags.extend_positions or "repeat",
+                embeddings=embeddings_of(flags),
+            )
         if flags.push:
             print(f"pushed  {push(flags.source, flags.out, flags.push, flags.private)}")
 
