@@ -95,7 +95,7 @@ def resolve(patterns: str | Iterable[str]) -> list[str]:
         if not matches:
             hint = ""
             if os.path.isdir(path):
-                hint = f"; it is a directory, write '{pattern}/*'"
+                hint = f"; it is a directory, write '{pattern.rstrip('/')}/*'"
             elif os.path.exists(path):
                 hint = "; it is a pipe or a device, and a corpus is read more than once: write it to a file"
             raise ValueError(f"no file matches the input pattern {pattern!r}{hint}")
@@ -136,7 +136,7 @@ def _matches(pattern: str) -> Iterator[str]:
 
 
 def detect_format(path: str) -> str:
-    """The format of one file by its name, else by its first bytes."""
+    """The format of one file by its name, else by its first bytes. ValueError for a table, whose lines are no text."""
     if is_name(path):
         return path.partition(":")[0]
     name = plain_name(path)
@@ -144,6 +144,11 @@ def detect_format(path: str) -> str:
         return "jsonl"
     if name.endswith(".parquet"):
         return "parquet"
+    if name.endswith((".csv", ".tsv")):
+        raise ValueError(
+            f"{path} is called a table, and a corpus is text, JSON lines or Parquet: write the column of texts as JSON "
+            "lines, as pandas.read_csv(FILE).to_json(NEW, orient='records', lines=True) does, or say --format=text"
+        )
     with open_bytes(path) as file:
         beginning = file.read(64).removeprefix(BOM).lstrip()
     if beginning.startswith(b"<doc "):

@@ -207,9 +207,10 @@ def summary(manifest: dict[str, Any], path: str, duration: str = "") -> str:
     for split in SPLITS:
         found = manifest["splits"][split]
         lines.append(f"{split:10}{found['documents']:14,}{found['sentences']:14,}{found['tokens']:16,}")
-    share = manifest["random_share"]
-    random = "none" if share is None else f"{share:.1%} at 128 (label 1; 0 = is next)"
-    random += ", from the same document, the only one" * (manifest["splits"]["train"]["documents"] == 1)
+    random, share = "none", manifest["random_share"]
+    if share is not None:
+        random = f"{share:.1%} at 128 (label 1; 0 = is next)"
+        random += ", from the same document, the only one" * (manifest["splits"]["train"]["documents"] == 1)
     lines += [
         f"unknown tokens   {manifest['unknown_rate']:.3%}",
         f"random pairs     {random}",

@@ -86,6 +86,15 @@ def test_half_surrogates_in_json_are_refused_or_counted(tmp_path):
     assert found == [["a \U0001f600"], ["b \ufffd c"]] and counts == {"undecodable_lines": 1}
 
 
+@pytest.mark.parametrize("name", ["a.csv", "a.TSV.gz"])
+def test_a_table_is_no_corpus_unless_it_is_said(tmp_path, name):
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(b"a b\n") if name.endswith("gz") else b"a b\n")
+    with pytest.raises(ValueError, match="is called a table, .* write the column of texts as JSON lines"):
+        list(read_documents([str(path)]))
+    assert [document.sentences for document in read_documents([str(path)], "text")] == [["a b"]]
+
+
 def test_names_with_brackets_and_directories_are_understood(tmp_path):
     (tmp_path / "a[1].txt").write_text("a\n")
     assert sentences(tmp_path / "a[1].txt") == [["a"]]
