@@ -97,13 +97,13 @@ def preview(files: Sequence[str], reading: Reading) -> Preview:
     language = guess_language("\n".join(lines)) if reading.language == "auto" else reading.language
     count, (length, unit) = max(len(lines), 1), length_of(lines)
     return Preview(
-        dataclasses.replace(reading, language=language),
-        dict(formats),
-        len(lines),
-        length / count,
-        unit,
-        sum(len(split_sentences(line[:2000], language)) > 1 for line in lines) / count,
-        sum(line.count("\t") == 1 for line in lines) / count,
+        reading=dataclasses.replace(reading, language=language),
+        formats=dict(formats),
+        lines=len(lines),
+        length=length / count,
+        unit=unit,
+        several=sum(len(split_sentences(line[:2000], language)) > 1 for line in lines) / count,
+        tabs=sum(line.count("\t") == 1 for line in lines) / count,
     )
 
 

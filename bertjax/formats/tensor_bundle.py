@@ -131,13 +131,13 @@ def _entry(name: str, content: bytes) -> Entry:
         raise LoadError(f"variable {name} has negative sizes")
     slices = [_slice(each, shape) for each in message.slices]
     return Entry(
-        np.dtype(_TYPES[message.dtype]),
-        shape,
-        message.shard_id,
-        message.offset,
-        message.size,
-        message.crc32c,
-        tuple(sorted(slices, key=lambda one: [extent.start for extent in one])),
+        dtype=np.dtype(_TYPES[message.dtype]),
+        shape=shape,
+        shard=message.shard_id,
+        offset=message.offset,
+        size=message.size,
+        checksum=message.crc32c,
+        slices=tuple(sorted(slices, key=lambda one: [extent.start for extent in one])),
     )
 
 

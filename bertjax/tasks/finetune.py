@@ -280,8 +280,15 @@ class FineTuner:
         state = training.start(checkpoints)
         step, total = int(state.step), training.phases[-1].until_step
         clock = Clock(total, checkpoints.metrics(step) if step else None, started)
-        how = dict(logbook=logbook or Logbook(None), checkpoints=checkpoints, evaluate=training.evaluate, clock=clock)
-        self.trainer.fit(state, training.phases, training.config, **how)
+        self.trainer.fit(
+            state,
+            training.phases,
+            training.config,
+            logbook=logbook or Logbook(None),
+            checkpoints=checkpoints,
+            evaluate=training.evaluate,
+            clock=clock,
+        )
         return training.outcome(clock)
 
 
@@ -362,7 +369,14 @@ class Training:
             raise NoFiniteScore("no evaluation gave a finite score; nothing can be chosen as best")
         history = tuple(best.history)
         return Trained(
-            self.config, best.params, best.scores, best.value, best.step, history[-1][0], history, clock.elapsed()
+            settings=self.config,
+            params=best.params,
+            scores=best.scores,
+            value=best.value,
+            best_step=best.step,
+            steps=history[-1][0],
+            history=history,
+            seconds=clock.elapsed(),
         )
 
 

@@ -217,19 +217,21 @@ def _stage(
 
     rows, length = sizes["B"], sizes["T"]
     info = StageInfo(
-        name,
-        steps,
-        batch["input_ids"].size,
-        flops,
-        rows,
-        length,
-        dict(mesh.shape),
-        trainer.accumulation,
-        f"L={model.num_hidden_layers} H={model.hidden_size} A={model.num_attention_heads} "
+        name=name,
+        steps=steps,
+        tokens=batch["input_ids"].size,
+        flops=flops,
+        rows=rows,
+        length=length,
+        mesh=dict(mesh.shape),
+        accumulation=trainer.accumulation,
+        model=f"L={model.num_hidden_layers} H={model.hidden_size} A={model.num_attention_heads} "
         f"F={model.intermediate_size} V={model.vocab_size:,}, {parameters_text(parameter_count(model))}",
-        f"{execution.dtype}, layers {execution.layers}, remat {execution.remat}",
-        execution.remat,
-        *map(size, (state.params, state.opt_state, batch)),
+        execution=f"{execution.dtype}, layers {execution.layers}, remat {execution.remat}",
+        remat=execution.remat,
+        parameters=size(state.params),
+        optimizer=size(state.opt_state),
+        batch=size(batch),
         device_kind=mesh.devices.flat[0].device_kind,
     )
     split = mesh.size, mesh.shape["fsdp"], mesh.shape["tensor"], trainer.accumulation

@@ -70,10 +70,10 @@ def _load(directory: pathlib.Path) -> Run:
     return Run(
         directory.resolve().name,
         records,
-        {name: value if isinstance(value, str) else json.dumps(value) for name, value in settings.items()},
-        read(HARDWARE_FILE, dict),
-        read("examples.json", list),
-        read("map.json", dict),
-        read("result.json", dict),
-        read_records(directory / STARTS_FILE) if (directory / STARTS_FILE).exists() else (),
+        settings={name: value if isinstance(value, str) else json.dumps(value) for name, value in settings.items()},
+        hardware=read(HARDWARE_FILE, dict),
+        examples=read("examples.json", list),
+        map=read("map.json", dict),
+        result=read("result.json", dict),
+        starts=read_records(directory / STARTS_FILE) if (directory / STARTS_FILE).exists() else (),
     )

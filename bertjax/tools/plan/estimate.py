@@ -90,8 +90,15 @@ def cost(
     """
     limit, parts = compiled.limit or limit, memory_parts(info, compiled)
     fits = compiled.fits and (not limit or sum(parts.values()) <= limit)
-    paid = (piece.chips, "chip") if piece else (info.devices, "device")
-    found = Cost(info, *paid, fits, parts, limit, largest_rows(info, parts, limit))
+    found = Cost(
+        info,
+        chips=piece.chips if piece else info.devices,
+        unit="chip" if piece else "device",
+        fits=fits,
+        bytes=parts,
+        limit=limit,
+        largest_rows=largest_rows(info, parts, limit),
+    )
     if not compiled.fits:
         return found
     program = hlo.Program(compiled.hlo)

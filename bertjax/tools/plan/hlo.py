@@ -185,7 +185,10 @@ class Program:
                 entry = found[kind, group, started]
                 entry[0] += times
                 entry[1] += times * sum(sizes)
-        return [Collective(kind, *sums, group, started) for (kind, group, started), sums in sorted(found.items())]
+        return [
+            Collective(kind, count, size, group, started)
+            for (kind, group, started), (count, size) in sorted(found.items())
+        ]
 
 
 def _split(text: str) -> tuple[tuple[str, ...], str]:

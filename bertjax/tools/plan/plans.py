@@ -68,8 +68,8 @@ def make_plan(config: Config, piece: Slice | None, cache: pathlib.Path, quick: b
     """
     peak, limit = (piece.chip.peak_flops if piece else hardware.peak_flops()), device_bytes(piece)
     count = 1 if config.job == "finetune" else len(config.phases)
-    compiled = (compile_stage(config, piece, number, cache, quick) for number in range(count))
-    return Plan([cost(*stage, piece, limit, peak, quick) for stage in compiled], overrides)
+    stages = (compile_stage(config, piece, number, cache, quick) for number in range(count))
+    return Plan([cost(info, compiled, piece, limit, peak, quick) for info, compiled in stages], overrides)
 
 
 def device_bytes(piece: Slice | None) -> float:
