@@ -235,7 +235,9 @@ def read_config(config: AnyConfig, job: str, settings: Mapping[str, Any] | None 
 
     if isinstance(config, str | os.PathLike):
         text = os.fspath(config)
-        text = f"bertjax:{text}" if text.partition(":")[0] in config_names() else text
+        name = text.partition(":")[0]
+        if name in config_names() or (name.isidentifier() and not os.path.exists(name)):  # misspelt, then
+            text = f"bertjax:{text}"
         found = load_config(text)
     elif isinstance(config, Config):
         found = ml_collections.ConfigDict(dataclasses.asdict(config))

@@ -125,7 +125,7 @@ def test_ctrl_c_saves_and_the_same_call_goes_on(settings, tmp_path, monkeypatch)
         ("demo", {"batch_size": "many"}, "batch_size='many' must be int, not str"),
         ("demo", {"batch_size": 0}, "config.batch_size=0 must be at least 1"),
         ("classify", {}, "config.job='finetune': this experiment is one for bertjax.finetune"),
-        ("dmeo", {}, "--config=dmeo: No such file or directory; an experiment that came with the"),
+        ("dmeo", {}, "no experiment is called bertjax:dmeo. Did you mean 'demo'?"),
         (5, {}, "config=5 is not an experiment's name, a config file, a ConfigDict or a Config"),
         (ml_collections.ConfigDict({"job": "pretrain", "layers": 2}), {}, "unknown setting --config.layers"),
         (default_config(), {}, "workdir is missing"),

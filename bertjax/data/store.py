@@ -121,8 +121,8 @@ class TokenStore:
         """Raises ValueError for a split without documents."""
         if not self.num_documents:
             raise ValueError(
-                f"{self.path}: 0 examples in the split {self.split!r}; build the store with more text, or with another "
-                "heldout_fraction"
+                f"{self.path}: 0 examples in the split {self.split!r}; build the store with more text"
+                + ", or with another heldout_fraction" * bool(self.manifest["files"])
             )
 
     @property
