@@ -93,7 +93,9 @@ def _words(seeds, HEADS: tl.constexpr):
 def _range(bounds, blocks):
     """One line of attention_triton.tile_bounds."""
     at = bounds + (tl.program_id(2) * blocks + tl.program_id(0)) * 4
-    return tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3)
+    first, whole, mixed, last = tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3)
+    tl.assume(first < last)  # a path around the loop would set its sums, and ptxas then runs its products one by one
+    return first, whole, mixed, last
 
 
 @triton.jit
