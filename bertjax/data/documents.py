@@ -7,7 +7,9 @@ the line that opens it begins.
 """
 
 import dataclasses
+import itertools
 import json
+import operator
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -66,7 +68,7 @@ def read_extent(extent: Extent, reading: Reading, counts: Counter[str] | None = 
                 sentences, size, cut = [], 0, True
         if sentences:
             yield Document(sentences, name)
-        elif not cut and extent.format not in ("text", "blocks"):  # there, blank lines in a row are not a document
+        elif not cut:
             counts["empty_documents"] += 1
 
 
@@ -121,26 +123,18 @@ def settled(files: Sequence[str], reading: Reading) -> Reading:
 # Readers: each yields (id, iterable of stripped, non-empty paragraphs) for every document. The paragraphs of one must
 # be taken before the next document is.
 _Raw = Iterator[tuple[str, Iterable[str]]]
+_line_of = operator.itemgetter(1)  # of (where, line)
 
 
 def _read_blocks(extent: Extent, reading: Reading, counts: Counter[str]) -> _Raw:
     lines = _lines(extent, reading, counts)
-    ended = False
-
-    def paragraphs() -> Iterator[str]:
-        nonlocal ended
-        for offset, line in lines:
-            if not line:
-                ended = 0 <= extent.end <= offset
-                return
-            yield line
-        ended = True
-
     if extent.start:  # its first lines belong to a document that the extent before this one opened
-        for _ in paragraphs():
-            pass
-    while not ended:
-        yield "", paragraphs()
+        lines = itertools.dropwhile(_line_of, lines)
+    # A blank line opens the document after it, which is of the next extent if that line is.
+    lines = itertools.takewhile(lambda found: found[1] or not 0 <= extent.end <= found[0], lines)
+    for is_text, group in itertools.groupby(lines, lambda found: bool(found[1])):
+        if is_text:
+            yield "", map(_line_of, group)
 
 
 def _read_prose(extent: Extent, reading: Reading, counts: Counter[str]) -> _Raw:
@@ -181,36 +175,32 @@ def _read_jsonl(extent: Extent, reading: Reading, counts: Counter[str]) -> _Raw:
 
 
 def _read_wikiextractor(extent: Extent, reading: Reading, counts: Counter[str]) -> _Raw:
-    lines = ((offset, line) for offset, line in _lines(extent, reading, counts) if line)
-    tag, ended, begun = "", False, extent.start == 0
+    for _, group in itertools.groupby(_tagged_lines(extent, reading, counts), operator.itemgetter(0)):
+        lines = map(_line_of, group)
+        tag = next(lines)
+        title = _attribute(tag, "title")  # stands first, once more
+        yield _attribute(tag, "id"), itertools.dropwhile(lambda line, title=title: line == title, lines)
 
-    def paragraphs(title: str) -> Iterator[str]:
-        nonlocal tag, ended
-        is_first = True
-        for offset, line in lines:
-            if line.startswith("</doc>"):
-                tag = ""
-                return
-            if line.startswith("<doc "):
+
+def _tagged_lines(extent: Extent, reading: Reading, counts: Counter[str]) -> Iterator[tuple[int, str]]:
+    """(number of the document, line) of WikiExtractor's files, from the tag that opens a document on."""
+    number, is_open = 0, False
+    for offset, line in _lines(extent, reading, counts):
+        if line.startswith("<doc "):
+            if is_open:
                 counts["unclosed_documents"] += 1
-                tag, ended = line, 0 <= extent.end <= offset
+            if 0 <= extent.end <= offset:
                 return
-            if not (is_first and line == title):  # the title stands first, once more
-                is_first = False
-                yield line
+            number, is_open = number + 1, True
+            yield number, line
+        elif is_open and line.startswith("</doc>"):
+            is_open = False
+        elif is_open and line:
+            yield number, line
+        elif line and (number or not extent.start):  # before the first tag it is of the extent before this one
+            counts["lines_outside_documents"] += 1
+    if is_open:
         counts["unclosed_documents"] += 1
-        tag = ""
-
-    for offset, line in lines:
-        if not line.startswith("<doc "):
-            if begun:  # before the first tag of an extent it belongs to the one before
-                counts["lines_outside_documents"] += 1
-            continue
-        tag, begun, ended = line, True, 0 <= extent.end <= offset
-        while tag and not ended:
-            yield _attribute(tag, "id"), paragraphs(_attribute(tag, "title"))
-        if ended:
-            return
 
 
 def _read_parquet(extent: Extent, reading: Reading, counts: Counter[str]) -> _Raw:
