@@ -4,7 +4,7 @@
     vocab.txt  tokenizer_config.json  README.md
 
 Reading gives (BertConfig, the whole config.json, state dict of numpy arrays under today's names);
-`names.match` then fits the state dict to a model. Writing is atomic: a directory appears complete
+`matching.match` then fits the state dict to a model. Writing is atomic: a directory appears complete
 or not at all.
 """
 

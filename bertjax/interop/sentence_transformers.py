@@ -137,11 +137,13 @@ class SentenceSettings:
         before = self.prompt(prompt)
         match text:
             case str():
-                text = before + text
+                return self._lowered(before + text)
             case (str() as first, str() as second):
-                return self.given(first, prompt), dataclasses.replace(self, default_prompt=None).given(second)
+                return self._lowered(before + first), self._lowered(second)
             case _:
                 return text
+
+    def _lowered(self, text: str) -> str:
         # Letter by letter, as sentence-transformers does: the end of a word makes no difference.
         return "".join(map(str.lower, text)) if self.lower_case else text
 
