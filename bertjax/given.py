@@ -17,7 +17,8 @@ import numpy as np
 from bertjax.config import Config
 from bertjax.data import objects
 from bertjax.data.build import build_store
-from bertjax.data.documents import Document, read_documents
+from bertjax.data.documents import Document, preview, read_documents
+from bertjax.data.sources import Reading
 from bertjax.formats.files import make_once, scratch_directory, whole_directory
 from bertjax.tasks.make import TASKS, task_name
 from bertjax.tasks.task import file_fingerprint
@@ -53,7 +54,8 @@ def text_store(
             return read_documents([str(file)], "jsonl", max_line_mb=1 << 30, **how)  # a line is in memory already
 
         def build(store: pathlib.Path) -> None:
-            print("Making a token store of the texts ...", flush=True)
+            seen = preview([str(file)], Reading(format="jsonl", max_line_mb=1 << 30))
+            print("\n".join(["Making a token store of the texts ...", *seen.warnings]), flush=True)
             own = tokenizer
             if own is None:
                 lines = (line for document in read(segment=False) for line in document.sentences)

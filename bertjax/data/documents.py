@@ -82,6 +82,13 @@ class Preview(NamedTuple):
     unit: str  # of it, as of `length_of`
     several: float  # share of the lines that hold several sentences
     tabs: float  # share of the lines that are two columns
+    wrapped: float  # share of the lines that end in the middle of a sentence
+
+    @property
+    def warnings(self) -> list[str]:
+        """About text that no way of reading makes right."""
+        found = f"{self.wrapped:.0%} of the lines end amid a sentence, and none goes on in the next line"
+        return [f"warning: {found}. Join the lines of each paragraph"] if self.wrapped > 0.3 else []
 
 
 def preview(files: Sequence[str], reading: Reading) -> Preview:
@@ -106,6 +113,7 @@ def preview(files: Sequence[str], reading: Reading) -> Preview:
         unit=unit,
         several=sum(len(split_sentences(line[:2000], language)) > 1 for line in lines) / count,
         tabs=sum(line.count("\t") == 1 for line in lines) / count,
+        wrapped=sum(line[-1].isalpha() and after[0].islower() for line, after in itertools.pairwise(lines)) / count,
     )
 
 

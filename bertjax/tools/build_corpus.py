@@ -151,6 +151,7 @@ def reading_lines(seen: Preview, flags: argparse.Namespace, tokenizer: Tokenizer
             f"warning: {seen.tabs:.0%} of the lines are two columns with a tab between them, and a line is taken as "
             "one sentence. Put each sentence on a line of its own, with a blank line between documents"
         )
+    lines += [f"""{line}: awk 'BEGIN {{RS = ""}} {{gsub("\\n", " "); print}}' FILE""" for line in seen.warnings]
     if flags.language != "auto" and not splits:
         lines.append(
             f"warning: --language={flags.language} has no effect: lines are taken as "

@@ -148,6 +148,8 @@ def test_the_way_of_reading_is_printed_with_what_is_hardly_meant(corpus, capsys)
     assert "warning: --field=body has no effect" in out
     out = built(corpus, capsys, lines.replace(" sat ", "\t"))
     assert "warning: 100% of the lines are two columns with a tab" in out
+    out = built(corpus, capsys, "The cat sat here and it\nwas on the mat, and\nthen it left.\n" * 20, "--format=prose")
+    assert "warning: 67% of the lines end amid a sentence" in out and "Join the lines" in out
     out = built(corpus, capsys, "The cat sat here. It was on the mat.\n" * 20, "--format=prose")
     assert "format prose (as set)" in out and "rules of 'en' (a guess)" in out
     assert "warning" not in out
