@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -199,6 +200,12 @@ def one_line(error: BaseException, more: tuple[type[BaseException], ...] = ()) -
     text = " ".join(map(str.strip, str(error).splitlines()))
     if type(error).__module__.partition(".")[0] in OUTSIDE:
         return f"{type(error).__name__}: {text}"
+    if text.startswith("Unable to initialize backend") or _found_no_device(error):
+        asked = os.environ.get("JAX_PLATFORMS", "")
+        return (
+            f"jax finds no device for JAX_PLATFORMS={asked}: unset it to use those that are there, or install what it "
+            f"needs, pip install 'bertjax[cuda]' or 'bertjax[tpu]'{'. It says: ' * bool(text)}{text[:300]}"
+        )
     if text.startswith("RESOURCE_EXHAUSTED"):  # XlaRuntimeError
         return (
             "the device is out of memory: take fewer rows at once, in a run by --config.accumulation=2, in a tool by a "
@@ -216,6 +223,12 @@ def one_line(error: BaseException, more: tuple[type[BaseException], ...] = ()) -
     if isinstance(error, MemoryError):
         return f"not enough memory{': ' * bool(text)}{text}"
     return text or type(error).__name__
+
+
+def _found_no_device(error: BaseException) -> bool:
+    """Whether it is the assertion by which jax says that the platform it was asked for is not there (0.10)."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return isinstance(error, AssertionError) and bool(frames) and frames[-1].filename.endswith("xla_bridge.py")
 
 
 def drop_unwritable_output() -> None:

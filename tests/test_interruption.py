@@ -170,6 +170,19 @@ def test_a_second_signal_interrupts_what_cleans_up_after_the_first():
     assert (process.wait(30), process.communicate()[1]) == (143, "\ninterrupted by SIGINT\n")
 
 
+@pytest.mark.parametrize("platform", ["cuda", "gpux"])
+def test_a_platform_that_jax_does_not_find_is_named_with_the_way_out(platform, monkeypatch):
+    monkeypatch.setenv("JAX_PLATFORMS", platform)
+    script = "import jax\nfrom bertjax.interruption import refusals\nwith refusals('tool'):\n    jax.devices()"
+    process = start("-c", script)
+    told = process.communicate()[1].splitlines()
+    if platform == "cuda" and not process.returncode:
+        pytest.skip("this machine has it")
+    assert process.returncode == 1
+    assert told[-1].startswith(f"tool: jax finds no device for JAX_PLATFORMS={platform}: unset it")
+    assert "Traceback" not in "".join(told)
+
+
 def test_a_reader_that_has_seen_enough_ends_a_program_in_silence():
     process = start(
         "-c",

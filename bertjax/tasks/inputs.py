@@ -130,7 +130,11 @@ def read_texts(file: str, columns: str | None = None) -> list[Input]:
 
 
 def given_inputs(texts: list[str], task: str, memory: Remembered) -> Inputs:
-    """The inputs of a command line; errors as `read_inputs`."""
+    """The inputs of a command line; errors as `read_inputs`, and for what is not UTF-8."""
+    if strange := [text for text in texts if not text.isprintable() and any("\ud800" <= c <= "\udfff" for c in text)]:
+        raise ValueError(
+            f"--text={ascii(strange[0]):.80} is not UTF-8; give it in a file that is (--file), or in UTF-8"
+        )
     wanted = _remembered(task, memory)
     _check_parts("--text", task, texts, len(wanted) if wanted else None)
     return Inputs(list(texts), [*range(1, len(texts) + 1)])

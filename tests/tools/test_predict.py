@@ -156,6 +156,11 @@ def test_the_official_files_of_a_glue_model_are_read_by_their_columns(model, tmp
     assert model.asked == texts
 
 
+def test_a_text_that_is_not_utf_8_is_refused(model):
+    with pytest.raises(SystemExit, match=r"--text='g.udcf6d' is not UTF-8"):
+        predict.main(["--model=m", "--task=classify", f"--text={os.fsdecode(b'g' + bytes([0xF6]) + b'd')}"])
+
+
 def test_plain_lines_of_another_number_of_texts_or_another_format_are_refused(model, tmp_path):
     model.settings = {"finetuned": REVIEWS}
     for name, text, message in (
