@@ -13,7 +13,7 @@ import functools
 import html
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -215,15 +215,24 @@ def finetune(
             try:
                 return _run(found, workdir)
             except ValueError as error:
-
-                def given(found: re.Match[str]) -> str:  # as data/objects.py names rows
-                    split, line = found.groups()
-                    if line and split in numbers:
-                        split, line = "train", numbers[split][int(line) - 1]
-                    return f"{split}: row {int(line) - 1}" if line else split
-
                 text = str(error).replace(f"{directory}{os.sep}", "")
-                raise ValueError(re.sub(r"\b(train|dev|test)\.jsonl(?::(\d+))?", given, text)) from error
+                raise ValueError(_by_row(text, numbers)) from error
+
+
+def _by_row(text: str, numbers: Mapping[str, Sequence[int]]) -> str:
+    """An error with 'dev: row 3' for dev.jsonl:4, as data/objects.py names rows.
+
+    `numbers`: of train and dev, where dev was cut off, the number of each row among those that were given.
+    """
+
+    def row(found: re.Match[str]) -> str:
+        split, line = found.groups()
+        if not line:
+            return split
+        number = int(line) - 1
+        return f"train: row {numbers[split][number]}" if split in numbers else f"{split}: row {number}"
+
+    return re.sub(r"\b(train|dev|test)\.jsonl(?::(\d+))?", row, text)
 
 
 def read_config(config: AnyConfig, job: str, settings: Mapping[str, Any] | None = None) -> Config:

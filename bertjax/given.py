@@ -72,7 +72,7 @@ def write_splits(
     splits: Mapping[str, Any], config: Config, directory: pathlib.Path
 ) -> tuple[dict[str, Any], dict[str, list[int]]]:
     """Writes NAME.jsonl for each split; returns the options of the task that reads them, and where a dev split was
-    held out, the number of each row of it and of the others among those that were given, from 1.
+    held out, the number of each row of it and of the others among those that were given.
 
     Without a dev split, a share of the rows of train is one. Raises ValueError for a task without such rows, and for
     rows that are none.
@@ -116,16 +116,19 @@ def write_splits(
                 row[label] = int(value)  # pandas makes numbers of classes floats where one is missing
     numbers: dict[str, list[int]] = {}
     if "dev" not in found:
-        given = {id(row): number for number, row in enumerate(found["train"], 1)}
-        found["train"], found["dev"] = held_out(found["train"], label, config.seed)
-        numbers = {name: [given[id(row)] for row in found[name]] for name in ("train", "dev")}
+        rows = found["train"]
+        numbers["train"], numbers["dev"] = held_out(rows, label, config.seed)
+        found |= {name: [rows[number] for number in chosen] for name, chosen in numbers.items()}
     for name, rows in found.items():
         objects.write_rows(rows, directory / f"{name}.jsonl")
     return options | {"files": {name: f"{name}.jsonl" for name in found}}, numbers
 
 
-def held_out(rows: Sequence[Mapping[str, Any]], label: str, seed: int) -> tuple[list[Any], list[Any]]:
-    """(the others, HELDOUT of the rows): of each class its share, at least one row. Raises ValueError for one row."""
+def held_out(rows: Sequence[Mapping[str, Any]], label: str, seed: int) -> tuple[list[int], list[int]]:
+    """(numbers of the others, numbers of HELDOUT of the rows): of each class its share, at least one row.
+
+    Raises ValueError for one row.
+    """
     if len(rows) < 2:
         raise ValueError(f"train has {len(rows)} rows: too few to hold some out; give `dev`")
     of_class = collections.defaultdict(list)
@@ -136,7 +139,7 @@ def held_out(rows: Sequence[Mapping[str, Any]], label: str, seed: int) -> tuple[
     if len(out) < (wanted := int(HELDOUT * len(rows))) // 2:  # many small classes: a row of some of them
         out |= {*[numbers[0] for numbers in of_class.values() if len(numbers) > 1][:wanted]}
     out = out or {max(of_class.values(), key=len)[0]}
-    return [row for i, row in enumerate(rows) if i not in out], [row for i, row in enumerate(rows) if i in out]
+    return [number for number in range(len(rows)) if number not in out], sorted(out)
 
 
 def _head(head: str, labels: Sequence[Any]) -> str:
