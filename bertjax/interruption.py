@@ -13,7 +13,6 @@ import os
 import signal
 import sys
 import threading
-import traceback
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -226,9 +225,17 @@ def one_line(error: BaseException, more: tuple[type[BaseException], ...] = ()) -
 
 
 def _found_no_device(error: BaseException) -> bool:
-    """Whether it is the assertion by which jax says that the platform it was asked for is not there (0.10)."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return isinstance(error, AssertionError) and bool(frames) and frames[-1].filename.endswith("xla_bridge.py")
+    """Whether it is the assertion by which jax 0.10 says that the platform that it was asked for is not there.
+
+    jax takes its own frames out of tracebacks, so it is asked again.
+    """
+    bridge = sys.modules.get("jax._src.xla_bridge")
+    if not isinstance(error, AssertionError) or str(error) or not bridge or bridge.backends_are_initialized():
+        return False
+    try:
+        return not bridge.get_backend()
+    except (AssertionError, RuntimeError):
+        return True
 
 
 def drop_unwritable_output() -> None:
