@@ -75,7 +75,12 @@ def read_inputs(
 
     Raises ValueError with file and line for what does not fit, and for columns of a file that is no table.
     """
-    found = _read_file(file, task, memory, columns, labels)
+    suffix = ".jsonl" if is_name(file) else pathlib.PurePath(plain_name(file)).suffix  # rows by the names of columns
+    memory = memory if ASKED.get(memory.task) == task else Remembered()
+    if task == "ner":
+        found = _read_words(file, suffix, memory, labels)
+    else:
+        found = _read_texts(file, suffix, task, memory, columns)
     if columns and not found.columns:
         raise ValueError(f"--columns={columns} has no effect: {file} is no table with a header of these names")
     if not found.texts:
@@ -83,33 +88,32 @@ def read_inputs(
     return found
 
 
-def _read_file(file: str, task: str, memory: Remembered, columns: str | None, labels: Sequence[str]) -> Inputs:
-    path, name = pathlib.Path(file).expanduser(), plain_name(file)
-    suffix = ".jsonl" if is_name(file) else pathlib.PurePath(name).suffix  # rows by the names of their columns
-    memory = memory if ASKED.get(memory.task) == task else Remembered()
+def _read_words(file: str, suffix: str, memory: Remembered, labels: Sequence[str]) -> Inputs:
+    """Sentences in columns or JSON lines, or text of a sentence a line."""
+    path = pathlib.Path(file).expanduser()
     own = {pathlib.PurePath(plain_name(str(f))).suffix for f in dict(memory.options.get("files") or {}).values()}
-    if task == "ner" and (suffix in _CONLL or suffix == ".jsonl" or suffix in own - {".txt", "", ".csv"}):
+    if suffix in (*_CONLL, ".jsonl") or suffix in own - {".txt", "", ".csv"}:
         return _sentences(path, memory)
+    if suffix in (*_OTHER, ".csv"):
+        raise ValueError(f"{file}: cannot be read for ner; save it as .conll, .jsonl or .txt")
+    lines = _lines(file)
+    words = [line.split() for line in lines if line.strip()]
+    if len(words) > 1 and all(len(cells) > 1 and cells[-1] in labels for cells in words):
+        return _sentences(path, memory)
+    return _of_lines(lines)
+
+
+def _read_texts(file: str, suffix: str, task: str, memory: Remembered, columns: str | None) -> Inputs:
+    """A table, a SQuAD file, or lines of one text or of several with tabs between them."""
+    path = pathlib.Path(file).expanduser()
     if task == "qa" and suffix == ".json":
         return _squad(path)
-    if suffix in _OTHER or (task, suffix) == ("ner", ".csv"):
-        raise ValueError(
-            f"{file}: cannot be read for {task}; save it as "
-            + (".conll, .jsonl or .txt" if task == "ner" else ".csv, .tsv, .jsonl or .txt")
-        )
+    if suffix in _OTHER:
+        raise ValueError(f"{file}: cannot be read for {task}; save it as .csv, .tsv, .jsonl or .txt")
     if suffix in _TABLES:
         return _table(path, suffix[1:], task, memory, columns)
-    lines = read_lines(path)
-    while lines and not lines[-1].strip():
-        lines.pop()
+    lines = _lines(file)
     first = lines[0].strip() if lines else ""
-    if first[:1] == "{" and first[-1:] == "}":
-        raise ValueError(f"{file}:1: looks like JSON lines; call the file .jsonl")
-    if task == "ner":
-        looks = [line.split() for line in lines if line.strip()]
-        if len(looks) > 1 and all(len(cells) > 1 and cells[-1] in labels for cells in looks):
-            return _sentences(path, memory)
-        return Inputs(list(lines), [*range(1, len(lines) + 1)])
     wanted = _given(columns) or _remembered(task, memory)
     if wanted and set(wanted) <= {cell.strip() for cell in first.split("\t")}:
         return _table(path, "tsv", task, memory, columns)
@@ -118,6 +122,21 @@ def _read_file(file: str, task: str, memory: Remembered, columns: str | None, la
     _check_parts(file, task, lines, len(wanted) if wanted else None)
     if task == "qa":  # an editor may have cut off the tab before an empty context
         lines = [line if "\t" in line else f"{line}\t" for line in lines]
+    return _of_lines(lines)
+
+
+def _lines(file: str) -> list[str]:
+    """The lines of a file, without blank ones at its end. Raises ValueError for JSON lines."""
+    lines = read_lines(file)
+    while lines and not lines[-1].strip():
+        lines.pop()
+    first = lines[0].strip() if lines else ""
+    if first[:1] == "{" and first[-1:] == "}":
+        raise ValueError(f"{file}:1: looks like JSON lines; call the file .jsonl")
+    return lines
+
+
+def _of_lines(lines: Sequence[str]) -> Inputs:
     return Inputs(list(lines), [*range(1, len(lines) + 1)])
 
 
@@ -137,7 +156,7 @@ def given_inputs(texts: list[str], task: str, memory: Remembered) -> Inputs:
         )
     wanted = _remembered(task, memory)
     _check_parts("--text", task, texts, len(wanted) if wanted else None)
-    return Inputs(list(texts), [*range(1, len(texts) + 1)])
+    return _of_lines(texts)
 
 
 def _remembered(task: str, memory: Remembered) -> tuple[str, ...] | None:
