@@ -124,7 +124,6 @@ def chunks(inputs: list[Input], batch_size: int) -> Iterator[list[Input]]:
     """Inputs to answer together: two batches at first, to show something soon, then twice as many each
     time, up to CHUNK batches. The last takes in a rest of a batch or less, which would be compiled for padded rows.
     """
-    batch_size = max(1, batch_size)  # forward.run refuses less
     start, size = 0, 2 * batch_size
     while start < len(inputs):
         end = start + size
