@@ -142,7 +142,7 @@ def _select(
     hashes = np.concatenate([table["hash"] for table in tables])
     tokens = np.concatenate([table["tokens"] for table in tables]).astype(np.int64)
     sentences = np.concatenate([table["sentences"] for table in tables])
-    distinct, first = np.unique(hashes, return_index=True)
+    _, first = np.unique(hashes, return_index=True)
     copy = np.ones(len(hashes), bool)
     copy[first] = False
     keep = np.ones(len(hashes), bool)
@@ -155,22 +155,29 @@ def _select(
         beyond = keep & (before >= options.max_tokens)
         why["documents_beyond_max_tokens"] = int(np.count_nonzero(beyond))
         keep &= ~beyond
-        distinct = np.unique(hashes[keep])
-    heldout = ((hashes >> np.uint64(11)) * 2.0**-53 < options.heldout_fraction).astype(np.int8)
-    # A pair takes its random half from another document: at least two texts on either side.
-    count = len(np.unique(hashes[keep & (heldout > 0)]))
-    kept = np.flatnonzero(keep)
-    if options.heldout_fraction and len(distinct) < 4 and (sentences[kept] >= 4).any():
-        heldout[:] = BOTH
-    elif options.heldout_fraction and len(distinct) >= 4 and not 2 <= count <= len(distinct) - 2:
-        heldout = (hashes < distinct[min(max(count, 2), len(distinct) - 2)]).astype(np.int8)
-    elif options.heldout_fraction and len(kept) >= 2 and not heldout[kept].any():
-        heldout[kept[np.argmin(hashes[kept])]] = 1
-    elif heldout[kept].all():
-        heldout[kept[np.argmax(hashes[kept])]] = 0
-    choice = np.where(keep, heldout, np.int8(-1))
+    choice = np.full(len(hashes), -1, np.int8)
+    choice[keep] = _hold_out(hashes[keep], sentences[keep], options.heldout_fraction)
     ends = np.cumsum([len(table) for table in tables])[:-1]
     return np.split(choice, ends), why, np.split(np.where(copy & keep, tokens, 0), ends)
+
+
+def _hold_out(hashes: np.ndarray, sentences: np.ndarray, fraction: float) -> np.ndarray:
+    """Of documents with these hashes and numbers of sentences, int8: 0 (train), 1 (heldout) or BOTH."""
+    heldout = ((hashes >> np.uint64(11)) * 2.0**-53 < fraction).astype(np.int8)
+    if not fraction:
+        return heldout
+    distinct, count = np.unique(hashes), len(np.unique(hashes[heldout > 0]))
+    if len(distinct) >= 4:
+        # A pair takes its random half from another document: at least two texts on either side.
+        if not 2 <= count <= len(distinct) - 2:
+            heldout = (hashes < distinct[min(max(count, 2), len(distinct) - 2)]).astype(np.int8)
+    elif (sentences >= 4).any():
+        heldout[:] = BOTH
+    elif len(hashes) >= 2 and not heldout.any():
+        heldout[np.argmin(hashes)] = 1
+    elif heldout.all():
+        heldout[np.argmax(hashes)] = 0
+    return heldout
 
 
 def _write_tables(
