@@ -27,7 +27,7 @@ from bertjax.formats.checkpoint import resolve_directory
 from bertjax.formats.files import parse_json, scratch_directory
 from bertjax.interop.loaded import LoadedModel
 from bertjax.interop.loading import load_model
-from bertjax.interruption import one_line
+from bertjax.interruption import interruptible, one_line
 from bertjax.log import notebook
 from bertjax.log.logbook import METRICS_FILE, read_records
 from bertjax.process import clock, runtime
@@ -303,7 +303,8 @@ def _workdir(config: AnyConfig, workdir: str | os.PathLike[str] | None) -> str:
 
 
 def _run(config: Config, workdir: str) -> Result:
-    with clock.begun(), released(resolve_directory(workdir)), jax_settings.fixed(runtime.settings(config)):
+    place = released(resolve_directory(workdir))
+    with clock.begun(), interruptible(), place, jax_settings.fixed(runtime.settings(config)):
         run = prepare(config, workdir)
         try:
             run(**notebook.output())

@@ -51,14 +51,6 @@ def leave_on_signals() -> None:
             leave(code, at_once=True)
         raise Interrupted(code)
 
-    def raise_again(ignored: Any) -> None:
-        """Destructors and callbacks of the garbage collector swallow what is raised in them."""
-        if isinstance(ignored.exc_value, Interrupted):
-            main, number = threading.main_thread().ident, ignored.exc_value.code - 128
-            threading.Timer(0.05, signal.pthread_kill, (main, number)).start()
-        else:
-            sys.__unraisablehook__(ignored)
-
     def end() -> None:
         """Skips the end of the interpreter, which may crash while devices still compute."""
         if code:
@@ -67,8 +59,27 @@ def leave_on_signals() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, interrupt)
-    sys.unraisablehook = raise_again
+    sys.unraisablehook = _raise_again
     atexit.register(end)
+
+
+def _raise_again(ignored: Any) -> None:
+    """Destructors and callbacks of the garbage collector swallow what is raised in them."""
+    if isinstance(ignored.exc_value, Interrupted | KeyboardInterrupt):
+        main, number = threading.main_thread().ident, getattr(ignored.exc_value, "code", 130) - 128
+        threading.Timer(0.05, signal.pthread_kill, (main, number)).start()
+    else:
+        sys.__unraisablehook__(ignored)
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """In this block no KeyboardInterrupt is swallowed, see `_raise_again`."""
+    before, sys.unraisablehook = sys.unraisablehook, _raise_again
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
 
 
 def leave_without_saving() -> None:

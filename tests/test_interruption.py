@@ -208,3 +208,16 @@ def test_writes_of_a_checkpoint_that_outlive_their_event_loop_are_not_told_but_o
     )
     told = start("-c", script).communicate()[1]
     assert told.count("Traceback") == 1 and "another fault" in told and "loop" not in told
+
+
+def test_ctrl_c_in_the_start_of_a_run_from_python_is_not_swallowed():
+    code = (
+        "import bertjax, gc, signal, time\nfrom bertjax import experiment\n"
+        "def prepare(config, workdir):\n"
+        "    gc.callbacks.append(lambda *_: gc.callbacks.clear() or signal.raise_signal(signal.SIGINT))\n"
+        "    gc.collect()\n    time.sleep(20)\n"
+        "experiment.prepare = prepare\n"
+        "try:\n    bertjax.train('demo', 'nowhere')\nexcept KeyboardInterrupt:\n    print('interrupted')\n"
+    )
+    process = start("-c", code)
+    assert process.communicate(timeout=60) == ("interrupted\n", "")
