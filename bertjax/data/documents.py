@@ -238,11 +238,9 @@ def _read_named(extent: Extent, reading: Reading, counts: Counter[str]) -> _Raw:
             return ValueError(f"{extent.path}, {where}: {problem}")
 
         try:
-            texts = [text.decode() if isinstance(text, bytes) else text for text in _picked(row, reading.field)]
+            texts = _picked(row, reading.field)
         except KeyError:
             raise wrong(_no_field(reading.field, row)) from None
-        except UnicodeDecodeError as error:
-            raise wrong(f"not valid UTF-8 ({error})") from None
         yield str(row.get("id", "")), _paragraphs(texts, wrong)
 
 
@@ -280,13 +278,18 @@ def _picked(record: Any, field: str) -> list[Any]:
 def _no_field(field: str, record: Any) -> str:
     if not isinstance(record, dict):
         return "no JSON object; each line must hold one, as `jq -c '.[]'` writes the elements of an array"
-    return f"no field {field!r} (there is {sorted(record)}); set the field's name"
+    return f"no field {field!r} (there is {sorted(record)}); --field names another"
 
 
-def _paragraphs(texts: Iterable[str | Sequence[str] | None], wrong: Callable[[str], ValueError]) -> list[str]:
+def _paragraphs(texts: Iterable[str | bytes | Sequence[str] | None], wrong: Callable[[str], ValueError]) -> list[str]:
     """Stripped, without empty ones; None is not a text. Raises `wrong` for what is neither."""
     found: list[str] = []
     for text in texts:
+        if isinstance(text, bytes):  # as TFDS has it, and Parquet of programs that do not mark text as such
+            try:
+                text = text.decode()
+            except UnicodeDecodeError as error:
+                raise wrong(f"not valid UTF-8 ({error})") from None
         lines = text.split("\n") if isinstance(text, str) else [] if text is None else text
         if not isinstance(lines, list | tuple) or not all(isinstance(line, str) for line in lines):
             raise wrong(f"the text must be a string or a list of strings, this is {text!r:.80}")

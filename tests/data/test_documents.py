@@ -130,6 +130,18 @@ def test_what_is_no_text_names_the_line(tmp_path, text):
         sentences(tmp_path / "a.jsonl")
 
 
+def test_parquet_may_hold_text_as_bytes(tmp_path):
+    """As Spark and others write it that do not mark a column as text."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"text": pa.array(["Née. Again.".encode()], pa.binary())}), tmp_path / "a.parquet")
+    assert sentences(tmp_path / "a.parquet") == [["Née.", "Again."]]
+    pq.write_table(pa.table({"text": pa.array([b"N\xe9e"], pa.binary())}), tmp_path / "b.parquet")
+    with pytest.raises(ValueError, match=r"b\.parquet: not valid UTF-8"):
+        sentences(tmp_path / "b.parquet")
+
+
 def test_parquet_row_groups_are_extents(tmp_path):
     import pyarrow as pa
     import pyarrow.parquet as pq
