@@ -36,16 +36,13 @@ class Predictions:
       task: what was asked: fill-mask, next-sentence, classify, ner or qa.
       records: a dict for each input, as bertjax.tools.predict writes it: `pandas.DataFrame(predictions.records)`.
       answers: in the same order.
+      labels: of a classifier: the names of the columns of `probabilities`.
     """
 
     task: str
     records: tuple[dict[str, Any], ...]
     answers: list[Any]
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """Of a classifier: the names of the columns of `probabilities`."""
-        return tuple(self.records[0]["labels"]) if self.task == "classify" and self.records else ()
+    labels: tuple[str, ...] = ()
 
     @property
     def probabilities(self) -> np.ndarray:
@@ -104,7 +101,8 @@ def predict(
     data = [data] if isinstance(data, str) else data
     inputs = list(_inputs(data, name, columns, model))
     answers, records = TASKS[name][0](model, inputs, top_k, batch_size)
-    return Predictions(name, tuple(records), answers)
+    classes = range(model.model.num_labels) if name == "classify" else ()
+    return Predictions(name, tuple(records), answers, tuple(inference.label_name(model, i) for i in classes))
 
 
 def _inputs(data: Any, task: str, columns: str | Sequence[str] | None, model: LoadedModel) -> Iterator[Given]:

@@ -318,6 +318,8 @@ def test_records_fine_tune_a_classifier_that_answers_records(start, tmp_path):
         "labels": dict(zip(answers.labels, answers.probabilities[1].tolist(), strict=True)),
         "label": "neg",
     }
+    nothing = bertjax.predict(result.model, [])
+    assert nothing.labels == ("neg", "pos") and nothing.probabilities.shape == (0, 2)
     assert "<td" in (page := answers._repr_html_()) and "bad film" in page
     assert f"neg ({answers.probabilities[1][0]:.0%})" in page
     for data in ([{"text": "good film"}, {"text": "bad film"}], {"text": ["good film", "bad film"]}):
