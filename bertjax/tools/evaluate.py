@@ -11,15 +11,21 @@ predictions (and a submission file) are written. The labels are those of the mod
 threshold of SQuAD 2.0 is the one found on dev.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import pathlib
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from bertjax.config import Config, finetune_config
+from bertjax.config import Config, TaskSettings, finetune_config
 from bertjax.config_checks import check_config
 from bertjax.tools.arguments import add_settings, make_parser, refusals, require_used
+
+if TYPE_CHECKING:  # jax is set up before they are imported
+    from bertjax.interop.source import Source
+    from bertjax.tasks.make import Remembered
 
 SHORT = {
     "task": "task.name",
@@ -60,31 +66,18 @@ def evaluate(flags: Any, config: Config) -> dict[str, Any]:
     """The scores of the split, flags that make them doubtful, what was scored, and where predictions are."""
     import jax
 
+    from bertjax.interop import open_source
     from bertjax.model.presets import Execution
     from bertjax.tasks import job
-    from bertjax.tasks.kinds import KINDS
     from bertjax.tasks.make import remembered
-    from bertjax.tasks.pretrained import Pretrained
 
-    model = Pretrained(flags.model)  # a model that cannot be used is refused before data are read
-    stored = remembered(model.source.settings, flags.model)
+    source = open_source(flags.model)  # a model that cannot be used is refused before data are read
+    stored = remembered(source.settings, flags.model)
     if not config.task.name and stored.task is None:
         raise ValueError(f"{flags.model} does not say its task: give --task, one of {', '.join(job.TASKS)}")
     name = job.task_name(config.task.name or stored.task, job.TASKS)
-    given = config.task.options
-    own = stored.options if name == stored.task else {}
-    # The threshold that was found on dev counts, not the one that training began with.
-    # A data set by name, and a folder without the files that were trained on, has others.
-    files = [pathlib.Path(config.task.data).expanduser() / str(file) for file in dict(own.get("files") or {}).values()]
-    forgotten = {"null_threshold"} | ({"files"} if not any(file.exists() for file in files) else set())
-    options = {**{k: v for k, v in own.items() if k not in forgotten}, **given}
-    if name == "table" and "head" not in options:  # of a model of another program
-        heads = {kind.problem_type: head for head, kind in KINDS.items() if kind.problem_type}
-        options["head"] = heads.get(model.source.settings.get("problem_type"), "classification")
-    labels = flags.labels or (() if model.source.labels else tuple(given.get("labels", ())))
-    if name in ("table", "ner", "tag") and options.get("head") != "regression":
-        # These would read their label names from a training file, which need not be there.
-        options["labels"] = given.get("labels", model.source.labels or labels)
+    labels = flags.labels or (() if source.labels else tuple(config.task.options.get("labels", ())))
+    options = _options(name, config.task, stored, source, labels)
     if stored.max_length and "task.max_length" not in flags.given:
         config = config.replace({"task.max_length": stored.max_length})
     directory, options = _one_file(name, config.task.data, flags.split, options)
@@ -95,7 +88,7 @@ def evaluate(flags: Any, config: Config) -> dict[str, Any]:
     scores = job.evaluate(task, flags.model, config, flags.split, execution, write_to=flags.out, labels=labels)
     found = {"scores": None} if scores is None else {"scores": dict(scores.values), "flags": list(scores.flags)}
     return {
-        "model": str(model.source.directory if model.source.kind == "huggingface" else flags.model),
+        "model": str(source.directory if source.kind == "huggingface" else flags.model),
         "step": stored.step,
         "task": name,
         "data": config.task.data,
@@ -104,6 +97,30 @@ def evaluate(flags: Any, config: Config) -> dict[str, Any]:
         **found,
         **({"out": str(flags.out)} if flags.out else {}),
     }
+
+
+def _options(
+    name: str, task: TaskSettings, stored: Remembered, source: Source, labels: Sequence[str]
+) -> dict[str, Any]:
+    """The options of the task `name`: those given, else those that the model remembers or its files tell.
+
+    `labels`: of a model that does not name them.
+    """
+    from bertjax.tasks.kinds import KINDS
+
+    own = dict(stored.options) if name == stored.task else {}
+    own.pop("null_threshold", None)  # the one that was found on dev counts, not the one that training began with
+    files = [pathlib.Path(task.data).expanduser() / str(file) for file in dict(own.get("files") or {}).values()]
+    if not any(file.exists() for file in files):  # a data set by name, or another folder, has others
+        own.pop("files", None)
+    options = {**own, **task.options}
+    if name == "table" and "head" not in options:  # of a model of another program
+        heads = {kind.problem_type: head for head, kind in KINDS.items() if kind.problem_type}
+        options["head"] = heads.get(source.settings.get("problem_type"), "classification")
+    if name in ("table", "ner", "tag") and options.get("head") != "regression":
+        # These would read their label names from a training file, which need not be there.
+        options["labels"] = task.options.get("labels", source.labels or labels)
+    return options
 
 
 def _one_file(name: str, data: str, split: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:

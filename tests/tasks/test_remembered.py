@@ -5,8 +5,9 @@ import types
 import ml_collections
 import pytest
 
+from bertjax import interop
 from bertjax.config import finetune_config, frozen
-from bertjax.tasks import job, pretrained
+from bertjax.tasks import job
 from bertjax.tasks.make import remembered, task_name, to_remember
 from bertjax.tools import evaluate
 
@@ -115,7 +116,7 @@ def test_a_model_of_another_program_is_scored_as_its_config_says(monkeypatch, tm
     heads, data = [], tmp_path / "a.csv"
     data.write_text("text,label\nx,1\n")
     source = types.SimpleNamespace(settings={"problem_type": problem}, labels=("1", "2"), kind="tf1")
-    monkeypatch.setattr(pretrained, "Pretrained", lambda _: types.SimpleNamespace(source=source))
+    monkeypatch.setattr(interop, "open_source", lambda _: source)
     monkeypatch.setattr(job, "evaluate", lambda task, *_, **__: heads.append(task.head))
     evaluate.main(["--model=m", "--task=table", f"--data={data}"])
     evaluate.main(["--model=m", "--task=table", f"--data={data}", '--options={"head": "multilabel"}'])
