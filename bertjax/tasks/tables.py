@@ -16,6 +16,7 @@ from typing import IO, Any
 from bertjax.data.named import is_name, read_rows
 from bertjax.data.opening import plain_name, read_lines, read_text
 
+_OBJECTS = "; each line must hold one object, as `jq -c '.[]'` writes the elements of an array"
 _QUOTED = re.compile(r'"(?:[^"]|"")*"')
 
 
@@ -91,6 +92,8 @@ def read_table(
         raise ValueError(f"{path}:1: the header names {', '.join(map(repr, twice))} twice")
     rows = []
     for line, cells in lines:
+        if 1 < len(cells) == len(columns) and tuple(cell.strip() for cell in cells) == columns:
+            raise ValueError(f"{path}:{line}: the header again, as where files were joined: keep only the first one")
         if len(cells) == len(columns):
             rows.append((line, dict(zip(columns, cells, strict=True))))
         elif len(cells) > len(columns) or not skip_short:
@@ -144,9 +147,9 @@ def read_objects(path: pathlib.Path) -> list[tuple[int, dict[str, Any]]]:
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:  # RecursionError: nested without end
-            raise ValueError(f"{path}:{number}: not JSON: {error}") from None
+            raise ValueError(f"{path}:{number}: not JSON: {error}{_OBJECTS}") from None
         if not isinstance(row, dict):
-            raise ValueError(f"{path}:{number}: expected an object, found {line.strip()[:40]}")
+            raise ValueError(f"{path}:{number}: expected an object, found {line.strip()[:40]}{_OBJECTS}")
         try:
             json.dumps(row, ensure_ascii=False).encode() if "\\u" in line else None
         except UnicodeEncodeError:

@@ -78,6 +78,16 @@ def test_a_column_that_is_read_stands_in_the_header_once(tmp_path):
         read_table(path, [], label="z")  # the last would be learnt
 
 
+@pytest.mark.parametrize("name, separator", [("a.csv", ","), ("a.tsv", "\t")])
+def test_a_header_that_comes_again_is_no_row(tmp_path, name, separator):
+    """As in files that were joined by cat: it would be a class of its own."""
+    header = separator.join(("text", "label"))
+    path = write(tmp_path / name, f"{header}\na{separator}x\n{header}\nb{separator}y\n")
+    with pytest.raises(ValueError, match=r":3: the header again, .* keep only the first"):
+        read_table(path, ["text"])
+    assert len(read_table(write(tmp_path / f"1{name}", "text\na\ntext\n"), ["text"]).rows) == 2  # may be a text
+
+
 def test_a_row_of_the_wrong_width_is_an_error_with_file_line_and_columns(tmp_path):
     path = write(tmp_path / "a.tsv", "a\tb\tc\n1\t2\t3\n1\t2\n")
     with pytest.raises(ValueError, match=r"a\.tsv:3: expected 3 columns \(a, b, c\), found 2"):
@@ -117,7 +127,7 @@ def test_json_lines_name_the_line_of_a_broken_or_incomplete_object(tmp_path):
         read_table(write(tmp_path / "c.tsv", ""), ["text"])
 
 
-@pytest.mark.parametrize("name", ["a.json", "a.xlsx", "a.parquet", "a.json.gz"])
+@pytest.mark.parametrize("name", ["a.json", "a.xlsx", "a.parquet", "a.json.gz", "a.ndjson"])
 def test_other_kinds_of_files_are_refused_by_name(tmp_path, name):
     with pytest.raises(ValueError, match="save it as a .csv, .tsv or .txt table, or as .jsonl with"):
         read_table(write(tmp_path / name, "[]"), ["x"])
