@@ -62,7 +62,7 @@ def read_table(
     width.
     """
     name = plain_name(path.name)
-    if not is_name(path) and name.endswith((".json", ".parquet", ".xls", ".xlsx")):
+    if not is_name(path) and name.endswith((".json", ".ndjson", ".parquet", ".xls", ".xlsx")):
         raise ValueError(f"{path}: save it as a .csv, .tsv or .txt table, or as .jsonl with an object a line")
     if is_name(path) or name.endswith(".jsonl"):
         return _read_json_lines(path, required, remedy)
