@@ -69,6 +69,13 @@ def task_name(name: str, known: Collection[str]) -> str:
     raise ValueError(f"unknown task {name!r}{instead}; one of {', '.join(known)}")
 
 
+def names_in(value: Any) -> Any:
+    """The names in a text with commas, as of --config.task.options.labels=good,bad; anything else as it is."""
+    if not isinstance(value, str):
+        return value
+    return tuple(name for name in map(str.strip, value.split(",")) if name)
+
+
 def make_task(name: str, data: str, options: Mapping[str, Any] | None = None) -> Any:
     """The task `name` over `data` (a directory, hf:NAME or tfds:NAME).
 
@@ -81,6 +88,7 @@ def make_task(name: str, data: str, options: Mapping[str, Any] | None = None) ->
     """
     name = task_name(name, TASKS)
     make, options, data = TASKS[name], dict(options or {}), os.path.expanduser(data)
+    options |= {option: names_in(options[option]) for option in ("labels", "headerless") if option in options}
     parameters = inspect.signature(make).parameters
     known = [option for option in parameters if option not in ("source", *getattr(make, "keywords", ()))]
     for option in options:

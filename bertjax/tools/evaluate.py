@@ -69,14 +69,14 @@ def evaluate(flags: Any, config: Config) -> dict[str, Any]:
     from bertjax.interop import open_source
     from bertjax.model.presets import Execution
     from bertjax.tasks import job
-    from bertjax.tasks.make import remembered
+    from bertjax.tasks.make import names_in, remembered
 
     source = open_source(flags.model)  # a model that cannot be used is refused before data are read
     stored = remembered(source.settings, flags.model)
     if not config.task.name and stored.task is None:
         raise ValueError(f"{flags.model} does not say its task: give --task, one of {', '.join(job.TASKS)}")
     name = job.task_name(config.task.name or stored.task, job.TASKS)
-    labels = flags.labels or (() if source.labels else tuple(config.task.options.get("labels", ())))
+    labels = flags.labels or (() if source.labels else tuple(names_in(config.task.options.get("labels", ()))))
     options = _options(name, config.task, stored, source, labels)
     if stored.max_length and "task.max_length" not in flags.given:
         config = config.replace({"task.max_length": stored.max_length})

@@ -39,6 +39,15 @@ def test_options_of_a_config_file_are_remembered_as_they_are(tmp_path):
     assert found.options == {"files": {"dev": "d.csv"}, "labels": ["a", "b"]}
 
 
+def test_names_with_commas_are_a_list_of_them(tmp_path):
+    """As evaluate's --labels=good,bad, and not a class for each letter."""
+    (tmp_path / "train.csv").write_text("t,good\nu,bad\n")
+    task = job.make_task("table", str(tmp_path), {"labels": "good, bad", "headerless": "text,label"})
+    assert task.labels == ("good", "bad") and [one.label for one in task.read("train").records] == ["good", "bad"]
+    assert job.make_task("ner", str(tmp_path), {"labels": "O,B-X"}).labels == ("O", "B-X")
+    assert job.make_task("table", str(tmp_path), {"labels": "", "headerless": "text,label"}).labels == ("bad", "good")
+
+
 def test_a_config_that_says_nothing_is_no_memory():
     for settings in ({}, {"finetuned": None}, {"finetuned": {"task": "xnli_de", "value": 1}}):
         assert remembered(settings, "m").task is None
