@@ -70,10 +70,13 @@ def task_name(name: str, known: Collection[str]) -> str:
 
 
 def names_in(value: Any) -> Any:
-    """The names in a text with commas, as of --config.task.options.labels=good,bad; anything else as it is."""
-    if not isinstance(value, str):
-        return value
-    return tuple(name for name in map(str.strip, value.split(",")) if name)
+    """The names in a text with commas, as of --config.task.options.labels=good,bad, or in a list, where numbers are
+    names too (labels=1,2); anything else as it is."""
+    if isinstance(value, str):
+        return tuple(name for name in map(str.strip, value.split(",")) if name)
+    return (
+        tuple(str(name) if type(name) is int else name for name in value) if isinstance(value, list | tuple) else value
+    )
 
 
 def make_task(name: str, data: str, options: Mapping[str, Any] | None = None) -> Any:
@@ -94,6 +97,11 @@ def make_task(name: str, data: str, options: Mapping[str, Any] | None = None) ->
     for option in options:
         if option not in known:
             raise ValueError(f"task {name!r} has no option {option!r}." + nearest(option, known))
+        kind = type(parameters[option].default)
+        fits = {bool: bool, int: int, float: int | float}.get(kind, object)
+        if not isinstance(options[option], fits) or (kind in (int, float) and isinstance(options[option], bool)):
+            value = f"{option}={options[option]!r:.60} must be {kind.__name__}"
+            raise ValueError(f"task {name!r}: an option is of a wrong kind: {value}")
     if os.path.isfile(data):
         raise ValueError(
             f"{data} is a file: name the directory that it is in, and which file is "

@@ -45,7 +45,24 @@ def test_names_with_commas_are_a_list_of_them(tmp_path):
     task = job.make_task("table", str(tmp_path), {"labels": "good, bad", "headerless": "text,label"})
     assert task.labels == ("good", "bad") and [one.label for one in task.read("train").records] == ["good", "bad"]
     assert job.make_task("ner", str(tmp_path), {"labels": "O,B-X"}).labels == ("O", "B-X")
+    assert job.make_task("table", str(tmp_path), {"labels": (1, 2)}).labels == ("1", "2")
     assert job.make_task("table", str(tmp_path), {"labels": "", "headerless": "text,label"}).labels == ("bad", "good")
+
+
+@pytest.mark.parametrize(
+    "name, options, kind",
+    [
+        ("ner", {"strict": "no"}, "strict='no' must be bool"),
+        ("squad2.0", {"doc_stride": True}, "doc_stride=True must be int"),
+        ("squad2.0", {"doc_stride": 64.0}, "doc_stride=64.0 must be int"),
+        ("squad2.0", {"null_threshold": "x"}, "null_threshold='x' must be float"),
+    ],
+)
+def test_an_option_of_another_kind_is_refused_by_name(name, options, kind, tmp_path):
+    """Any text is true, and would turn strict scoring on."""
+    with pytest.raises(ValueError, match=f"task '{name}': an option is of a wrong kind: {kind}"):
+        job.make_task(name, str(tmp_path), {**options, **({"labels": "O,B-X"} if name == "ner" else {})})
+    assert job.make_task("squad2.0", str(tmp_path), {"null_threshold": -1}).null_threshold == -1
 
 
 def test_a_config_that_says_nothing_is_no_memory():
