@@ -92,6 +92,8 @@ def make_task(name: str, data: str, options: Mapping[str, Any] | None = None) ->
     name = task_name(name, TASKS)
     make, options, data = TASKS[name], dict(options or {}), os.path.expanduser(data)
     options |= {option: names_in(options[option]) for option in ("labels", "headerless") if option in options}
+    # pandas calls columns without names 0, 1, ...
+    options |= {option: str(options[option]) for option in ("text", "label") if type(options.get(option)) is int}
     parameters = inspect.signature(make).parameters
     known = [option for option in parameters if option not in ("source", *getattr(make, "keywords", ()))]
     for option in options:

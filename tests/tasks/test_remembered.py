@@ -49,6 +49,12 @@ def test_names_with_commas_are_a_list_of_them(tmp_path):
     assert job.make_task("table", str(tmp_path), {"labels": "", "headerless": "text,label"}).labels == ("bad", "good")
 
 
+def test_a_column_may_be_called_by_its_number(tmp_path):
+    (tmp_path / "train.csv").write_text("0,1\nt,good\nu,bad\n")  # as of a DataFrame without names
+    task = job.make_task("table", str(tmp_path), {"text": 0, "label": 1})
+    assert [(one.text_a, one.label) for one in task.read("train").records] == [("t", "good"), ("u", "bad")]
+
+
 @pytest.mark.parametrize(
     "name, options, kind",
     [
