@@ -114,8 +114,8 @@ def test_a_task_without_its_options_says_which_file_is_missing_not_what_python_m
     (tmp_path / "t.csv").write_text("text,label\n")
     with pytest.raises(ValueError, match="t.csv is a file: name the directory that it is in, and"):
         job.make_task("table", str(tmp_path / "t.csv"))
-    with pytest.raises(ValueError, match="text=5 must name one column or two"):
-        job.make_task("table", str(tmp_path), {"text": 5, "files": {}})
+    with pytest.raises(ValueError, match="text=5.5 must name one column or two"):
+        job.make_task("table", str(tmp_path), {"text": 5.5, "files": {}})
 
 
 def test_a_threshold_that_options_name_counts_before_the_stored_one(monkeypatch, tmp_path):
