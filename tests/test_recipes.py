@@ -55,7 +55,7 @@ def test_the_experiment_trains_at_miniature_size(file, name, store, tmp_path):
     )
     config.phases, config.batch_size = ((2, 32),), 16
     config.accumulation = min(2, config.accumulation)
-    config.optimizer.warmup_steps = 1
+    config.optimizer.warmup_steps, config.checkpoint.keep_every = 1, 0
     config.budget_minutes = 10.0 if config.budget_minutes else 0.0
     config.log.tensorboard, config.log.every_steps = False, 1
     config.execution.compilation_cache = ""
