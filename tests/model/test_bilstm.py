@@ -61,7 +61,7 @@ def test_above_a_left_to_right_encoder_a_token_sees_those_after_it(bilstm):
 
 
 class Task:
-    name, head, outputs = "t", "tagging", 3
+    name, head, num_labels = "t", "tagging", 3
 
 
 def test_it_is_drawn_over_a_checkpoint_that_has_none(tmp_path):
