@@ -22,7 +22,8 @@ def test_training_steps_are_lowered_for_a_gpu():
     if absent := [name for name in needed if importlib.util.find_spec(name) is None]:
         pytest.skip(f"needs {', '.join(absent)}")
     # A process of its own: it says that it has a GPU.
-    env = {**os.environ, "JAX_PLATFORMS": "cpu", "TRITON_INTERPRET": "0", "XLA_FLAGS": ""}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+    env["TRITON_INTERPRET"] = "0"
     run = subprocess.run([sys.executable, __file__], env=env, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr[-3000:]
     launches = dict(line.rsplit(": ", 1) for line in run.stdout.splitlines())
