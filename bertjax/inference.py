@@ -158,9 +158,17 @@ def next_sentence(model: Model, pairs: Iterable[Iterable[str]], batch_size: int 
 def next_sentence(
     model: Model, pairs: tuple[str, str] | Iterable[Iterable[str]], batch_size: int = 32
 ) -> float | list[float]:
-    """Probability that the second text of a pair, or of each pair, follows the first (class 0 of the head)."""
+    """Probability that the second text of a pair, or of each pair, follows the first (class 0 of the head).
+
+    Raises ValueError for a model without an NSP head, and for one whose config.json says that it is not trained.
+    """
     kinds = heads.BertForPreTraining, heads.BertForNextSentencePrediction
     loaded = opened(model, "next-sentence", *kinds, purpose="next-sentence prediction")
+    if "nsp" in (loaded.settings.get("untrained_heads") or ()):
+        raise ValueError(
+            "the model was pre-trained without next sentences (data.nsp=False), so its answers would mean nothing: "
+            "fine-tune it on pairs of texts, or pre-train one with --config.data.nsp=True"
+        )
     if isinstance(pairs, tuple) and len(pairs) == 2 and all(isinstance(x, str) for x in pairs):
         return next_sentence(loaded, [pairs], batch_size)[0]
     takes = "next-sentence prediction", "[(first, second)], or one pair"

@@ -25,7 +25,7 @@ from bertjax.model.heads import BertModel, init_params
 from bertjax.model.presets import BertConfig
 from bertjax.tasks import job
 from bertjax.tokenization import WordPieceTokenizer
-from bertjax.tools import evaluate
+from bertjax.tools import convert, evaluate, predict
 
 ROOT = pathlib.Path(__file__).parents[1]
 TINY = {
@@ -274,9 +274,17 @@ def test_a_refusal_of_texts_names_what_the_caller_of_python_has(tmp_path, texts,
     bertjax.train("demo", tmp_path, settings | {"data.corpus_limits": "warn"}, texts=texts, vocab_size=200)
 
 
-def test_texts_of_one_sentence_train_masked_words(tmp_path):
+def test_texts_of_one_sentence_train_masked_words_and_no_next_sentences(tmp_path):
     settings = TINY | {"phases": ((2, 32),), "optimizer.warmup_steps": 1, "data.nsp": False}
-    bertjax.train("demo", tmp_path, settings, texts=[f"Word {i % 9} is {i}." for i in range(40)], vocab_size=200)
+    texts = [f"Word {i % 9} is {i}." for i in range(40)]
+    result = bertjax.train("demo", tmp_path / "run", settings, texts=texts, vocab_size=200)
+    convert.main([f"--from={tmp_path / 'run'}", f"--out={tmp_path / 'converted'}"])
+    for model in (result, tmp_path / "run", tmp_path / "converted", bertjax.load_model(tmp_path / "run")):
+        with pytest.raises(ValueError, match="^the model was pre-trained without next sentences.*data.nsp=True$"):
+            bertjax.predict(model, [("Word 1.", "Word 2.")], "next-sentence")
+    (tmp_path / "pairs.txt").write_text("Word 1.\tWord 2.\n")
+    with pytest.raises(SystemExit, match="^predict: the model was pre-trained without"):  # no line is to blame
+        predict.main([f"--model={tmp_path / 'run'}", "--task=next-sentence", f"--file={tmp_path / 'pairs.txt'}"])
 
 
 @pytest.fixture(scope="module")

@@ -55,6 +55,7 @@ _OTHER_KEYS: dict[str, tuple[Callable[[Any], bool], str]] = {
         "be regression, single_label_classification or multi_label_classification",
     ),
     "finetuned": (lambda x: isinstance(x, dict), "be an object"),
+    "untrained_heads": (lambda x: isinstance(x, list), "be a list of names of heads"),
 }
 _BUFFERS = (".embeddings.position_ids", ".embeddings.token_type_ids")  # of old files; they hold 0, 1, 2, ...
 _OLD_ENDS = {

@@ -320,6 +320,7 @@ def _run(workdir: Path, step: int | None = None) -> Source:
     try:
         run = json.loads(path.read_text(encoding="utf-8"))
         padded = BertConfig.of(ModelSettings(**run["model"]), tokenizer.vocab_size, tokenizer.pad_id)
+        nsp = run.get("data", {}).get("nsp", True)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise LoadError(f"{path} does not describe a run: {error!r:.200}") from error
     config = padded.without_padding()
@@ -332,11 +333,12 @@ def _run(workdir: Path, step: int | None = None) -> Source:
         return heads.with_rows(flatten(state["params"]), config.vocab_size)
 
     def read_headers() -> dict[str, Header]:
-        network = heads.pretraining_network(config, run.get("data", {}).get("nsp", True))
+        network = heads.pretraining_network(config, nsp)
         shapes = flatten(heads.parameter_shapes(network(config)))
         return {name: Header(leaf.shape, np.dtype(leaf.dtype)) for name, leaf in shapes.items()}
 
-    return Source("bertjax", config, run, run_place, read, read_headers, workdir, tokenizer)
+    settings = {**run, "untrained_heads": heads.untrained_heads(config, nsp)}
+    return Source("bertjax", config, settings, run_place, read, read_headers, workdir, tokenizer)
 
 
 def _vocabulary_of_run(workdir: Path) -> str | None:

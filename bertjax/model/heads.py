@@ -338,6 +338,11 @@ def pretraining_network(config: BertConfig, nsp: bool) -> type[BertNetwork]:
     return BertForPreTraining if nsp or config.heads == "bert" else BertForMaskedLM
 
 
+def untrained_heads(config: BertConfig, nsp: bool) -> tuple[str, ...]:
+    """Heads of the network above that are not trained; `config.json` says so under this name."""
+    return () if nsp or pretraining_network(config, nsp) is BertForMaskedLM else ("pooler", "nsp")
+
+
 def init_params(model: Network, key: jax.Array, paths: Collection[str] | None = None) -> dict[str, Any]:
     """Fresh parameters as a plain nested dict of float32 arrays: all, or those of `paths`.
 

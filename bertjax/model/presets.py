@@ -177,12 +177,12 @@ _ONE_VALUE: dict[str, Any] = {
 }
 # Keys that change nothing of what is computed here: names and places, what is returned beside the
 # logits, how transformers runs or generates, the original's description of a pooler that its code
-# does not read. Heads are described by id2label, label2id, num_labels, problem_type and tie_word_embeddings, which
-# interop and inference.py obey, the tokenizer by tokenizer_class, which tokenization does.
+# does not read. Heads are described by id2label, label2id, num_labels, problem_type, tie_word_embeddings and
+# untrained_heads, which interop and inference.py obey, the tokenizer by tokenizer_class, which tokenization does.
 HARMLESS = frozenset(
     """
     architectures id2label label2id num_labels problem_type tie_word_embeddings tokenizer_class finetuned
-    finetuning_task task_specific_params name name_or_path model_name language license author
+    untrained_heads finetuning_task task_specific_params name name_or_path model_name language license author
     transformers_version torch_dtype dtype torchscript use_bfloat16 use_cache gradient_checkpointing
     chunk_size_feed_forward return_dict return_dict_in_generate output_attentions
     output_hidden_states output_scores output_past output_logits output_all_encoded_layers

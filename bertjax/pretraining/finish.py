@@ -60,7 +60,10 @@ def finish(job: PretrainingJob, params: Any, step: int, metrics: dict[str, float
     if jax.process_index() != 0:
         return
     model = logbook.directory / "model"
-    huggingface.write_directory(model, job.model_config, params, job.architecture, job.tokenizer, overwrite=True)
+    settings = {"untrained_heads": job.untrained} if job.untrained else None
+    huggingface.write_directory(
+        model, job.model_config, params, job.architecture, job.tokenizer, settings=settings, overwrite=True
+    )
     examples = fill_masks(job, model, logbook)
     result = {
         "about": [f"model: {model_text(job.model_config, job.heads)}", f"corpus: {job.corpus.describe()}"],
@@ -164,7 +167,7 @@ def card(job: PretrainingJob, step: int, told: list[str], examples: list[dict[st
         f"{model.hidden_size}, {model.num_attention_heads} heads and {size}, "
         f"pre-trained from {start} to predict {objectives}."
     )
-    if not config.data.nsp and "pooler" in job.heads:
+    if job.untrained:
         summary += " Its pooler and next-sentence head are untrained."
     data = f"{job.corpus.describe()}. The vocabulary has {job.tokenizer.vocab_size:,} entries" + (
         " of lower-case text." if job.tokenizer.do_lower_case else "."

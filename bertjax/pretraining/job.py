@@ -19,7 +19,7 @@ from bertjax.data.masking import MaskingSpec
 from bertjax.formats.checkpoint import resolve_directory
 from bertjax.interop import check_pretrained, check_vocabulary, huggingface, load_pretrained_params, open_source
 from bertjax.log.logbook import Logbook, counted
-from bertjax.model.heads import pretraining_network
+from bertjax.model.heads import pretraining_network, untrained_heads
 from bertjax.model.presets import BertConfig, Execution
 from bertjax.model.size import PRETRAINING_HEADS, flops_per_row, parameter_count
 from bertjax.pretraining import finish
@@ -135,7 +135,8 @@ class PretrainingJob:
         self.architecture = network.__name__
         self.heads = ("mlm",) if self.architecture == "BertForMaskedLM" else PRETRAINING_HEADS
         # A run without next sentences does not train their head, so it needs none.
-        self.fresh_heads = config.reinitialise_head or (() if config.data.nsp else ("pooler", "nsp"))
+        self.untrained = untrained_heads(self.model_config, config.data.nsp)
+        self.fresh_heads = config.reinitialise_head or self.untrained
         if starts_from:
             check_pretrained(starts_from, network(self.model_config), self.fresh_heads, config.extend_positions)
         self.trainer = make_trainer(config, self.mesh)

@@ -156,6 +156,9 @@ def convert(
     else:
         sentence = embeddings or before.sentence
         passed_on = _PASSED_ON if isinstance(before.model, TaskNetwork) else ()
+        settings = {name: before.settings[name] for name in passed_on if name in before.settings}
+        if untrained := [head for head in before.settings.get("untrained_heads") or () if head in after.params]:
+            settings["untrained_heads"] = untrained
         drawn = {part_of(path) for path in before.fresh}  # the pooler that the file has not
         write_directory(
             out,
@@ -165,7 +168,7 @@ def convert(
             after.tokenizer,
             after.labels,
             card=_card(before, str(source), sentence),
-            settings={name: before.settings[name] for name in passed_on if name in before.settings},
+            settings=settings,
             overwrite=overwrite,
             sentence=sentence,
         )

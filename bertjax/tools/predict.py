@@ -94,6 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if "task.max_length" in options.given:
                 finetuned = {**(loaded.settings.get("finetuned") or {}), "max_length": config.task.max_length}
                 loaded = dataclasses.replace(loaded, settings={**loaded.settings, "finetuned": finetuned})
+            answer(loaded, [], options.top_k or 5, options.batch_size)  # if the model cannot, it is no fault of a line
             done = 0
             for chunk in chunks(inputs.texts, options.batch_size):
                 last = done + len(chunk)
