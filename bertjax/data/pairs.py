@@ -5,7 +5,8 @@ true next one. The rules are those of the original's `create_pretraining_data.py
 `truncate_seq_pair`): sentences of a document are collected until a target length; the chunk is cut at a random sentence
 into A and B; half of the time, and always when the chunk is one sentence, B comes from a random place of another
 document instead and the unused sentences are put back; the longer of A and B loses tokens at a random end until both
-fit.
+fit. In a split of a single document B is of that document too, but neither overlaps A nor begins where A ends: such a
+pair would be a true next one (the original draws it all the same).
 
 Every random number is a hash of (seed, epoch, where the chunk begins), so a pair can be computed without the ones
 before it, given where it begins. `PairIndex` keeps the beginning of every 16th pair only: about one byte a pair, and
@@ -152,6 +153,9 @@ def _chunk(tables, drawing, document, first, start, target):
     if size >= 2:
         a_end = first + 1 + _below(state, size - 1)
         is_random = (mix(state + _GAMMA) >> np.uint64(63)) == np.uint64(0)
+    firsts = tables.document_sentences
+    if is_random and len(firsts) == 2 and a_end < last and a_end + 1 - first == last - firsts[0]:
+        is_random, end = False, last  # the only document has nothing but A and its next sentence
     return end, a_end, is_random, (a_end if is_random else end), np.int64(0), state
 
 
@@ -178,13 +182,22 @@ def _draw(tables, drawing, document, first, start, target):
             state += _GAMMA
             if b_document != document:
                 break
-        b_first = firsts[b_document] + _below(mix(state), firsts[b_document + 1] - firsts[b_document])
+        else:
+            b_document = (document + 1) % documents
+        b_first, b_last = firsts[b_document], firsts[b_document + 1]
+        # Of the only document, not A nor the sentence after it.
+        taken = min(a_end + 1, b_last) - first if b_document == document and b_last - b_first > 1 else np.int64(0)
+        b_first += _below(mix(state), b_last - b_first - taken)
         state += _GAMMA
+        if taken and b_first < first:
+            b_last = first
+        elif taken:
+            b_first += taken
         b_from = np.int64(0)
         if b_first > firsts[b_document]:
             b_from = np.int64(ends[b_first - 1])
         b_end = b_first + 1
-        while b_end < firsts[b_document + 1] and np.int64(ends[b_end - 1]) - b_from < target - (a_to - a_from):
+        while b_end < b_last and np.int64(ends[b_end - 1]) - b_from < target - (a_to - a_from):
             b_end += 1
         b_to = np.int64(ends[b_end - 1])
     else:

@@ -129,6 +129,11 @@ class StoreCorpus(Corpus):
     def _look_at(self, name: str, heldout: TokenStore) -> None:
         """Notes which held-out pairs cannot be evaluated."""
         self.numbers[f"{name}, held out"] = found = self._measure(heldout)
+        if self._config.data.nsp and heldout.num_documents == 1 < heldout.manifest["splits"]["train"]["documents"]:
+            self.remarks.append(
+                f"one document of {name} is held out, so its random next sentences are of that document too. Those of "
+                "training are of other documents: the two NSP accuracies do not compare"
+            )
         if any((numbers["random_share"] or 0) > laws.Limits.max_random_share for numbers in found):
             self.remarks.append(
                 f"the held-out pairs of {name} are nearly all random: their NSP accuracy says nothing"

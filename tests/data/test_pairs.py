@@ -183,10 +183,28 @@ def test_without_nsp_a_row_is_contiguous_text_of_one_document(store, lengths):
     assert max(map(max, lengths)) > 32
 
 
-def test_one_document_is_its_own_random_next(tmp_path):
+def test_one_sentence_is_its_own_random_next(tmp_path):
     store = counting_store(tmp_path / "s", [[5]])
     pairs = all_pairs(PairIndex(store, 512, seed=0))
     assert pairs[:, [1, 3, 4]].tolist() == [[5, 5, 1]]
+
+
+@pytest.mark.parametrize("documents", [[[5, 4]], [[3, 9, 4]], [[7] * 30], [[7, 2, 30] * 20], [[4, 6], [8, 3, 5]]])
+def test_a_random_segment_is_never_the_next_one_nor_overlaps_the_first(tmp_path, documents):
+    store = counting_store(tmp_path / "s", documents)
+    pairs = np.concatenate(
+        [all_pairs(PairIndex(store, length, 1, epoch)) for length in (16, 64, 4000) for epoch in range(1000)]
+    )
+    (a_document, a), (b_document, b) = places(store, pairs[:, 0]), places(store, pairs[:, 2])
+    a_end, b_end, random = a + pairs[:, 1], b + pairs[:, 3], pairs[:, 4] == 1
+    assert (a_document == b_document)[~random].all()
+    if len(documents) > 1:
+        assert (a_document != b_document)[random].all()
+    else:
+        starts = np.cumsum([0, *documents[0]])  # truncation moves the ends: where sentences begin does not move
+        after_a, of_b = np.searchsorted(starts, a_end), np.searchsorted(starts, b, side="right") - 1
+        assert ((b_end <= a) | (of_b > after_a))[random].all()
+        assert random.any() == (len(documents[0]) > 2)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 64, 1000, 4097])

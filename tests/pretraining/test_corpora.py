@@ -297,6 +297,17 @@ def test_one_document_can_be_trained_on_and_evaluated(tmp_path, nsp):
         assert batch["attention_mask"].any() and batch["nsp_weights"].any() == nsp
 
 
+def test_one_held_out_document_of_several_is_named(tmp_path):
+    tokenizer = WordPieceTokenizer([*SPECIALS, *WORDS], do_lower_case=True)
+    long, short = [f"w{j} w{j + 1}" for j in range(40)], ["w1 w2", "w3"]
+    splits = build_store(None, tokenizer, tmp_path / "s", documents=[long, short])["splits"]
+    assert [splits[name]["documents"] for name in ("train", "heldout")] == [2, 1]
+    config = default_config()
+    config.data.corpus, config.phases = str(tmp_path / "s"), ((2, 64),)
+    (remark,) = open_corpus(frozen(config), epath.Path(tmp_path), (0, 1)).remarks
+    assert "its random next sentences are of that document too" in remark and "do not compare" in remark
+
+
 def test_records_are_measured_at_the_start(tmp_path, config):
     rng = np.random.default_rng(0)
     examples = [masked_example(rng, 32, 5) for _ in range(300)]
