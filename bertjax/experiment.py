@@ -12,7 +12,9 @@ import dataclasses
 import functools
 import html
 import os
+import pathlib
 import re
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +26,10 @@ from bertjax.command_line import config_names, default_workdir, load_config
 from bertjax.config import FREE, Config
 from bertjax.config_checks import check_config, check_name
 from bertjax.formats.checkpoint import resolve_directory
-from bertjax.formats.files import parse_json, scratch_directory
+from bertjax.formats.files import parse_json, remove_empty, scratch_directory
 from bertjax.interop.loaded import LoadedModel
 from bertjax.interop.loading import load_model
-from bertjax.interruption import interruptible, one_line
+from bertjax.interruption import REFUSALS, interruptible, one_line
 from bertjax.log import notebook
 from bertjax.log.logbook import METRICS_FILE, read_records
 from bertjax.process import clock, runtime
@@ -166,11 +168,11 @@ def train(
         if texts is not None:
             from bertjax.given import text_store  # late: a run of files needs none of it
 
-            store = text_store(texts, workdir, tokenizer or found.init_from or None, vocab_size)
+            store, made = text_store(texts, workdir, tokenizer or found.init_from or None, vocab_size)
             changes = {"data.corpus": str(store)}
             if found.data.corpus == "docstrings" and "log.fill_mask" not in (settings or {}):
                 changes["log.fill_mask"] = ()  # the demo's sentences are about its own corpus
-            found = found.replace(changes)
+            return _run(found.replace(changes), workdir, made)
         return _run(found, workdir)
 
 
@@ -302,10 +304,17 @@ def _workdir(config: AnyConfig, workdir: str | os.PathLike[str] | None) -> str:
     return default_workdir(os.fspath(config))
 
 
-def _run(config: Config, workdir: str) -> Result:
+def _run(config: Config, workdir: str, made: Sequence[pathlib.Path] = ()) -> Result:
+    """`made`: a corpus and directories around it, which go again where the run is refused."""
     place = released(resolve_directory(workdir))
     with clock.begun(), interruptible(), place, jax_settings.fixed(runtime.settings(config)):
-        run = prepare(config, workdir)
+        try:
+            run = prepare(config, workdir)
+        except REFUSALS:  # no CheckpointError: another process may train here on this corpus
+            if made:
+                shutil.rmtree(made[0])
+                remove_empty(made[1:])
+            raise
         try:
             run(**notebook.output())
         except Preempted as stopped:

@@ -32,14 +32,18 @@ _TAGS = {"ner": ("tags", "ner_tags", "labels"), "tag": ("tags", "pos_tags", "lab
 
 def text_store(
     texts: Any, workdir: str, tokenizer: Tokenizer | str | os.PathLike[str] | None, vocab_size: int
-) -> pathlib.Path:
+) -> tuple[pathlib.Path, list[pathlib.Path]]:
     """The token store of texts, a document each, in a work directory; made where it is not there yet.
 
     Args:
       tokenizer: None trains a vocabulary of `vocab_size` entries on the texts.
 
+    Returns:
+      (the store, the directories that this call has made for it, the innermost first).
+
     Raises ValueError for what is not text, and where there is none.
     """
+    made: list[pathlib.Path] = []
     if "://" in workdir:
         raise ValueError(f"the corpus of `texts` is made in the workdir, and {workdir} is not on a local disk")
     if tokenizer is not None and not isinstance(tokenizer, Tokenizer):
@@ -55,6 +59,8 @@ def text_store(
 
         def build(store: pathlib.Path) -> None:
             seen = preview([str(file)], Reading(format="jsonl", max_line_mb=1 << 30))
+            if not seen.lines:
+                raise ValueError("texts: there is no word in them")
             print("\n".join(["Making a token store of the texts ...", *seen.warnings]), flush=True)
             own = tokenizer
             if own is None:
@@ -63,9 +69,12 @@ def text_store(
             documents = read()  # not the file, which later messages would name
             with whole_directory(store) as directory:  # judged by the run, whose settings say how
                 build_store(None, own, directory, documents=documents, judged=False, heldout_fraction=HELDOUT)
+            made.extend(missing)
 
         store = pathlib.Path(workdir) / f"corpus-{digest[:8]}"
-        return make_once(store, build, "the corpus of the texts", lambda path: (path / "manifest.json").exists())
+        missing = [path for path in (store, *store.parents) if not path.exists()]
+        make_once(store, build, "the corpus of the texts", lambda path: (path / "manifest.json").exists())
+        return store, made
 
 
 def write_splits(

@@ -239,10 +239,13 @@ def test_texts_become_a_store_in_the_directory_of_the_run(tmp_path, capsys):
     assert "already finished at step 1" in (told := capsys.readouterr().out) and "Making" not in told
     with pytest.raises(ValueError, match="other settings or data:\n  data.corpus: "):
         bertjax.train("demo", tmp_path, changes, texts=texts[1:], tokenizer=result.model_path)
+    assert [*tmp_path.glob("*corpus-*")] == [store]  # of what was refused nothing is left
     with pytest.raises(ValueError, match="^texts: row 0 has no 'text'"):
         bertjax.train("demo", tmp_path / "new", TINY, texts=[5])
     with pytest.raises(ValueError, match="^texts: row 1: '.ud800' without its other half"):
         bertjax.train("demo", tmp_path / "new", TINY, texts=["a b.", "c \ud800."])
+    with pytest.raises(ValueError, match="^texts: there is no word in them"):
+        bertjax.train("demo", tmp_path / "new", TINY, texts=["", " "])
     assert not (tmp_path / "new").exists()
 
 
@@ -271,6 +274,7 @@ def test_a_refusal_of_texts_names_what_the_caller_of_python_has(tmp_path, texts,
         bertjax.train("demo", tmp_path, settings, texts=texts, vocab_size=200)
     assert str(error.value).endswith(". --config.data.corpus_limits=warn trains on it as it is")
     assert not re.search(r"build_corpus|--(?!config)|format=|max_|\.jsonl|memory", str(error.value))
+    assert not [*tmp_path.iterdir()]
     bertjax.train("demo", tmp_path, settings | {"data.corpus_limits": "warn"}, texts=texts, vocab_size=200)
 
 
