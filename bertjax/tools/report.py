@@ -1,6 +1,6 @@
 """Makes report.html of one run, or of several side by side: one file that opens offline.
 
-python -m bertjax.tools.report runs/base runs/large --output=report.html
+python -m bertjax.tools.report runs/base runs/large --output=compared.html
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Command line."""
     parser = make_parser("report", __doc__)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="work directory of a run")
-    parser.add_argument("--output", help="default: report.html in the first directory")
+    text = "default: in the first directory, report.html, or compared.html of several runs"
+    parser.add_argument("--output", metavar="FILE", help=text)
     flags = parser.parse_args(arguments)
     with refusals("report"):
         print(write_report(flags.runs, flags.output))

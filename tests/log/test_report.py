@@ -13,6 +13,7 @@ from bertjax.log.report import write_report
 from bertjax.log.report.charts import charts, thin
 from bertjax.log.report.runs import Run
 from bertjax.log.report.verdicts import verdicts
+from bertjax.tools import report
 
 
 def make_run(directory, learning_rate=1e-4, steps=50):
@@ -105,6 +106,14 @@ def test_several_runs_are_compared_and_what_differs_comes_first(tmp_path):
     assert "2 differ" in settings
     assert settings.index("optimizer.learning_rate") < settings.index("optimizer.name")
     assert settings.count('class="different"') == 2
+
+
+def test_a_comparison_leaves_the_report_of_its_first_run(tmp_path, capsys):
+    first, second = str(make_run(tmp_path / "a")), str(make_run(tmp_path / "b"))
+    own = write_report([first]).read_text()
+    report.main([first, second])
+    assert capsys.readouterr().out.strip() == str(tmp_path / "a" / "compared.html")
+    assert (tmp_path / "a" / "report.html").read_text() == own and not (tmp_path / "b" / "report.html").exists()
 
 
 def test_a_pre_training_run_stands_beside_a_fine_tuning_run(tmp_path):

@@ -47,7 +47,7 @@ def write_report(
     """Writes the report of the runs in `directories`; returns its path.
 
     Args:
-      output: default: report.html in the first directory.
+      output: default: in the first directory, report.html, or of several runs compared.html.
 
     Raises:
       ValueError: a directory holds no metrics.jsonl, or no record in it; or a file of a run holds what no run writes.
@@ -74,7 +74,8 @@ def write_report(
     # In one pass: a content that holds the name of a place, as a text may, stays as it is.
     template = pathlib.Path(__file__).with_name("page.html").read_text(encoding="utf-8")
     page = re.sub(r"{{(\w+)}}", lambda place: contents[place[1]], template)
-    path = pathlib.Path(output or pathlib.Path(directories[0]) / "report.html")
+    name = "compared.html" if len(runs) > 1 else "report.html"  # the first run keeps its own
+    path = pathlib.Path(output or pathlib.Path(directories[0]) / name)
     write_whole(path, page)
     return path
 
