@@ -7,6 +7,7 @@ from the table of counts. Everything is a deterministic function of the sentence
 
 import io
 import json
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -25,6 +26,8 @@ _COVERED = 0.99995  # share of the text whose characters have pieces of their ow
 _FEW_CHARACTERS = 10_000  # in a smaller corpus all of them have
 _SPELLED = 40_000_000  # characters, of words as often as they are counted, that Unigram is learnt from: about 1 GB
 _BYTES = 256
+# Before the last character of a special token.
+_IN_SPECIAL = re.compile("|".join(f"(?<={re.escape(t[:-1])})(?={t[-1]})" for t in families.SPECIALS.values()))
 
 
 def train_subwords(
@@ -62,7 +65,9 @@ def train_subwords(
     for sentence in sentences:
         counts.add(sentence)
     make = _byte_level if model == "bpe" else _unigram
-    content = make(counts.ranked(), wanted, normalizer)
+    # A special token that stands in the text must not be learnt as a piece: each entry is there once.
+    words = [(part, count) for word, count in counts.ranked() for part in _IN_SPECIAL.split(word)]
+    content = make(words, wanted, normalizer)
     ids = {entry["content"]: entry["id"] for entry in content["added_tokens"]}
     layout = read_layout(content, families.SPECIALS, ids, Path("tokenizer.json"))
     tokenizer = HubTokenizer(content, families.SPECIALS, "tokenizer.json", layout)

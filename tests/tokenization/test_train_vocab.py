@@ -482,6 +482,16 @@ def test_what_other_kinds_cannot_be_made_of_is_refused_or_said(tmp_path, kind, c
         tool.main([f"--input={write(tmp_path)}", f"--output={tmp_path / 'x'}", f"--model={kind}", "--num_unused=3"])
 
 
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_special_tokens_that_stand_in_the_text_are_not_learnt(kind):
+    lines = [f"{line} <s>struck</s> out<mask> <s> <pad>" for line in prose(3000)]
+    tokenizer = train_subwords(lines, kind, 330)
+    assert len(set(tokenizer.vocab)) == 330
+    assert tokenizer.special_ids == (1, 3, 0, 2, 329)
+    ids = tokenizer.encode("a <s>struck</s> <mask>")
+    assert not {*ids} & {0, 1, 2, 329} and tokenizer.decode(ids).strip() == "a <s>struck</s> <mask>"
+
+
 def test_byte_level_merges_fit_a_text_as_well_as_the_library_s():
     tokenizers = pytest.importorskip("tokenizers")
     from tokenizers import models, pre_tokenizers, trainers
