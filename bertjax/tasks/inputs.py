@@ -233,12 +233,25 @@ def _squad(path: pathlib.Path) -> Inputs:
 class Output:
     """Writes answers in the form of the suffix of `out`, or of the inputs where there is none."""
 
-    def __init__(self, stream: IO[str], out: str | None, task: str, inputs: Inputs, separator: str = "|"):
-        """Raises ValueError for a form that cannot hold the answers, before any work."""
+    def __init__(
+        self,
+        stream: IO[str],
+        out: str | None,
+        task: str,
+        inputs: Inputs,
+        separator: str = "|",
+        labels: Sequence[str] = (),
+    ):
+        """Raises ValueError for a form that cannot hold the answers, before any work.
+
+        separator, labels: of the classes of a text, and of tags.
+        """
         self._stream, self._task, self._inputs, self._done = stream, task, inputs, 0
         self._separator, self._answers = separator, {}
         suffix = pathlib.PurePath(out).suffix.lower()[1:] if out else inputs.kind
         self._kind = {"": "jsonl", "lines": "jsonl"}.get(suffix, suffix)
+        if task == "ner" and self._kind == "tsv":
+            self._kind = "conll"  # as which it is read again
         kinds = ["jsonl", "csv", "tsv"]
         kinds += ["conll"] * (task == "ner") + ["json"] * bool(task == "qa" and inputs.ids)
         if self._kind not in kinds:
@@ -260,13 +273,13 @@ class Output:
                 except ValueError as error:
                     raise ValueError(f"line {inputs.lines[number]}: {error}") from None
         self._table: TableWriter | None = None  # the first answer says which columns it needs
+        words = itertools.chain(labels, *(words for words in inputs.texts if not isinstance(words, str)))
+        self._listed = task == "ner" and any(word.split() != [word] for word in words)
 
     def _row(self, number: int) -> Mapping[str, Any]:
         if self._inputs.rows:
             return self._inputs.rows[number]
         given = self._inputs.texts[number]
-        if self._task == "ner":
-            return {"words": given if isinstance(given, str) else " ".join(given)}
         parts = given.split("\t", len(self._columns) - 1) if isinstance(given, str) else given
         return dict(zip(self._columns, parts, strict=False))
 
@@ -293,13 +306,13 @@ class Output:
             cells = self._cells(answer)
             if self._table is None:
                 self._table = TableWriter(self._stream, self._kind, (*self._columns, *cells))
-            row = {"words": " ".join(answer["words"])} if self._inputs.units else self._row(number)
+            row = {"words": self._joined(answer["words"])} if self._task == "ner" else self._row(number)
             self._table.write({**row, **cells})
 
     def _cells(self, answer: Mapping[str, Any]) -> dict[str, Any]:
         """The columns that a table gets, see _ADDED."""
         if self._task == "ner":
-            return {"prediction": " ".join(answer["tags"])}
+            return {"prediction": self._joined(answer["tags"])}
         if self._task == "next-sentence":
             return {"is_next": answer["is_next"]}
         if self._task == "fill-mask":
@@ -316,6 +329,10 @@ class Output:
             joined = names if any(self._separator in name for name in values) else self._separator.join(names)
             return {"prediction": joined, "probabilities": values}
         return {"prediction": next(iter(values.values())) if len(values) == 1 else values}
+
+    def _joined(self, words: Sequence[str]) -> str | list[str]:
+        """With blanks between them; where a word or tag of the file holds one, all are written as lists."""
+        return list(words) if self._listed else " ".join(words)
 
     def close(self) -> None:
         """Writes what can only be written at the end."""

@@ -11,9 +11,10 @@ A table (.csv, .tsv, .jsonl) is read as in training: by the columns that the mod
 on, or those of --columns. So are .conll files (ner) and SQuAD's .json (qa). The answers have the
 form of the input, or that of the suffix of --out: a CSV or TSV file gets its own columns back and
 `prediction` (and more) beside them; JSON lines are one object an input; .json is SQuAD's object of
-answers by question id. Inputs are answered in chunks, in which batches hold inputs of similar
-length; a chunk is written when it is done. Of the settings only those of `execution`, task.eval_batch_size
-and task.max_length have an effect.
+answers by question id. Of ner, .tsv is .conll, and a CSV file has the words of a sentence in a cell,
+with blanks between them, or as a JSON list where some hold blanks. Inputs are answered in chunks, in
+which batches hold inputs of similar length; a chunk is written when it is done. Of the settings only
+those of `execution`, task.eval_batch_size and task.max_length have an effect.
 """
 
 import contextlib
@@ -89,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             inputs = given_inputs(options.text, task, memory)
         out = whole_file(options.out) if options.out else contextlib.nullcontext(sys.stdout)
         with out as stream:
-            output = Output(stream, options.out, task, inputs, memory.options.get("separator") or "|")
+            output = Output(stream, options.out, task, inputs, memory.options.get("separator") or "|", labels)
             loaded = load_model(options.model, kind, execution)
             if "task.max_length" in options.given:
                 finetuned = {**(loaded.settings.get("finetuned") or {}), "max_length": config.task.max_length}

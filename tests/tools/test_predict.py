@@ -8,6 +8,7 @@ import types
 import pytest
 
 from bertjax import inference, prediction
+from bertjax.tasks.conll import read_tagged
 from bertjax.tasks.inputs import read_inputs, read_texts
 from bertjax.tasks.make import Remembered
 from bertjax.tools import evaluate, features, predict, train_vocab
@@ -192,6 +193,30 @@ def test_words_are_read_as_in_training_and_tags_are_no_words(model, tmp_path, ca
     assert (tmp_path / "o.csv").read_text() == "words,prediction\nEU is,B-X B-X\n"
     with pytest.raises(SystemExit, match="a.csv: cannot be read for ner; save it as .conll"):
         run(tmp_path / "a.csv", "EU,O\n")
+
+
+def test_words_and_tags_with_blanks_are_told_apart_in_every_form_of_answers(model, tmp_path):
+    words = [["New York", "is"], ["big"]]
+    lines = "".join(json.dumps({"tokens": sentence}) + "\n" for sentence in words)
+
+    def answers(name):
+        run(tmp_path / "in.jsonl", lines, "--task=ner", f"--out={tmp_path / name}")
+        return tmp_path / name
+
+    def cells(path):
+        with open(path, newline="") as file:
+            return [{name: json.loads(cell) for name, cell in row.items()} for row in csv.DictReader(file)]
+
+    tags = [["B-X", "B-X"], ["B-X"]]
+    both = [{"words": w, "prediction": t} for w, t in zip(words, tags, strict=True)]
+    assert cells(answers("out.csv")) == both
+    for name in ("out.conll", "out.jsonl", "out.tsv"):
+        read = read_tagged(answers(name))
+        assert [(list(s.words), list(s.tags)) for s in read] == list(zip(words, tags, strict=True))
+    model.labels = ("O", "first name")
+    words = [["a", "b"], ["c"]]
+    lines = "".join(json.dumps({"tokens": sentence}) + "\n" for sentence in words)
+    assert [row["words"] for row in cells(answers("out.csv"))] == words
 
 
 @pytest.mark.parametrize(
