@@ -174,11 +174,13 @@ def ended_by_ctrl_c() -> Iterator[None]:
 def refusals(name: str, code: int = 1, *more: type[BaseException]) -> Iterator[None]:
     """What a user can cause ends the program with one line, `name: ...`, and this exit code.
 
-    Where the reader of the output has left (`| head`), the program ends in silence, with the shell's code of SIGPIPE.
+    Where the reader of the output has left (`| head`), or it is closed (`>&-`), the program ends in silence, with the
+    shell's code of SIGPIPE.
 
     Args:
       more: classes of errors that are meant too.
     """
+    _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):  # a name of a file need not be UTF-8
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
@@ -247,6 +249,18 @@ def _found_no_device(error: BaseException) -> bool:
         return not bridge.get_backend()
     except (AssertionError, RuntimeError):
         return True
+
+
+def _open_closed_streams() -> None:
+    """Gives a closed standard output a pipe without a reader, and a closed stderr /dev/null.
+
+    For Python they are None. The next files that it opens would have their numbers, 1 and 2, which libraries write to.
+    """
+    if sys.stdout is None:
+        reader, writer = os.pipe()
+        sys.stdout = open(os.dup2(writer, reader), "w")
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")
 
 
 def drop_unwritable_output() -> None:

@@ -198,6 +198,20 @@ def test_a_reader_that_has_seen_enough_ends_a_program_in_silence():
     assert process.stderr.read() == ""
 
 
+@pytest.mark.parametrize("program, code", [("bertjax --help", 141), ("bertjax.config", 141), ("bertjax.main", 2)])
+def test_a_closed_output_is_one_that_nobody_reads(program, code):
+    for closed in (">&-", "<&- >&-", ">&- 2>&-"):
+        process = subprocess.run(
+            ["sh", "-c", f"exec {sys.executable} -m {program} {closed}"],
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": ":".join(sys.path)},
+        )
+        told = "" if code == 141 or "2>" in closed else "bertjax: no experiment given"
+        assert process.returncode == code
+        assert process.stderr.startswith(told) and len(process.stderr.splitlines()) == bool(told)
+
+
 def test_writes_of_a_checkpoint_that_outlive_their_event_loop_are_not_told_but_other_faults_are():
     script = (
         "import asyncio\nfrom bertjax.interruption import hush_closed_loops\nhush_closed_loops()\n"

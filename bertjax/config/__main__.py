@@ -1,6 +1,8 @@
 """python -m bertjax.config > docs/settings.md: the page of all settings."""
 
 from bertjax.config.describe import page
+from bertjax.interruption import refusals
 
 if __name__ == "__main__":
-    print(page(), end="")
+    with refusals("config"):
+        print(page(), end="")
