@@ -247,7 +247,8 @@ def read_config(config: AnyConfig, job: str, settings: Mapping[str, Any] | None 
     if isinstance(config, str | os.PathLike):
         text = os.fspath(config)
         name = text.partition(":")[0]
-        if name in config_names() or (name.isidentifier() and not os.path.exists(name)):  # misspelt, then
+        named = name.isidentifier() and name != "bertjax" and not os.path.exists(name)  # a name, misspelt perhaps
+        if name in config_names() or named:
             text = f"bertjax:{text}"
         found = load_config(text)
     elif isinstance(config, Config):

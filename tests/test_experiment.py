@@ -188,7 +188,8 @@ def test_settings_may_be_lists_paths_and_numbers_of_numpy():
         (ROOT / "configs" / "demo.py", "runs/demo"),
     ],
 )
-def test_an_experiment_has_its_own_directory(config, workdir, monkeypatch):
+def test_an_experiment_has_its_own_directory(config, workdir, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # a directory "bertjax" in the working directory must not be needed
     monkeypatch.setattr(experiment, "_run", lambda config, workdir: workdir)
     assert bertjax.train(config) == workdir
 

@@ -253,8 +253,11 @@ def evaluate(
     mesh: Any = None,
     write_to: str | pathlib.Path | None = None,
     labels: Sequence[str] = (),
+    must_score: bool = False,
 ) -> Any:
-    """Scores a fine-tuned model on a split (None if it has no labels) and writes predictions.
+    """Scores a fine-tuned model on a split and writes predictions.
+
+    A split without labels has the scores None, or is refused with `must_score`.
 
     `labels` are the names of the head's classes in its order, for a model that does not store them
     (Google's checkpoints, or a config.json without id2label). The task takes over the head's label order and, for SQuAD
@@ -276,6 +279,8 @@ def evaluate(
     tuner = FineTuner(task, source.require_tokenizer(), source.config, start, settings, execution, mesh)
     params = load_pretrained_params(model_directory, tuner.model, jax.random.key(0))
     records, features = tuner.data(split)
+    if must_score:
+        records.require_labels("scoring")
     outputs = tuner.predict(params, features)
     if write_to is not None:
         task.write(records, features, outputs, pathlib.Path(write_to))

@@ -7,8 +7,8 @@
 
 A model that was fine-tuned here remembers its task, the task's options and the length of a row; settings
 (--config.task.name, ..., and the flags that are short for them) name others. Of a split without labels only
-predictions (and a submission file) are written. The labels are those of the model's head, in its order, and the null
-threshold of SQuAD 2.0 is the one found on dev.
+predictions (and a submission file) are written, to --out. The labels are those of the model's head, in its order, and
+the null threshold of SQuAD 2.0 is the one found on dev.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ def evaluate(flags: Any, config: Config) -> dict[str, Any]:
     if flags.out:
         flags.out.mkdir(parents=True, exist_ok=True)
     execution = Execution.of(config.execution, jax.default_backend())
-    scores = job.evaluate(task, flags.model, config, flags.split, execution, write_to=flags.out, labels=labels)
+    how = dict(write_to=flags.out, labels=labels, must_score=not flags.out)
+    scores = job.evaluate(task, flags.model, config, flags.split, execution, **how)
     found = {"scores": None} if scores is None else {"scores": dict(scores.values), "flags": list(scores.flags)}
     return {
         "model": str(source.directory if source.kind == "huggingface" else flags.model),

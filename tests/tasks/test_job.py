@@ -173,6 +173,10 @@ def test_a_job_writes_result_predictions_and_a_model_that_scores_the_same(start,
             for directory in (tmp_path / "out", workdir)
         )
         assert [row["prediction"] for row in found] == [row["prediction"] for row in written]
+    with pytest.raises(SystemExit, match="split 'test' has no labels .*used for scoring; predictions can be written"):
+        evaluate.main(
+            [f"--model={workdir / 'model'}", "--task=table", f"--data={data}", f"--options={files}", "--split=test"]
+        )
     # The model remembers its task, the columns and more; a file may stand for the directory.
     stored = config["finetuned"]
     assert (stored["task"], stored["step"]) == ("table", result["best_step"])
