@@ -24,7 +24,9 @@ from bertjax.data.verification import ADDRESS_BITS, TABLES, hash_file
 SHARD_FIELDS = ("documents", "sentences", "tokens", "hash", "tokens_hash")  # in the manifest
 # Counted, but not a loss of text.
 REPAIRED = ("undecodable_lines", "long_documents_cut", "long_lines_split", "unclosed_documents")
-BOTH = 2  # of `_select`: a document that is trained on, but for its last sentences, which are held out
+LEFT_OUT = -1  # of a document, in place of how many of its last sentences are held out
+# Of fewer texts, whole documents are not held out where they are so much more of the tokens than was asked for.
+FEW, TOO_MUCH = 50, 0.05
 NAMED = 3  # files named as those that hold most of what is wrong
 Records = Mapping[int, dict[str, Any]]  # of shards, by their numbers
 
@@ -34,10 +36,11 @@ class BuildSettings(laws.Limits):
     """What decides the bytes of a store, beside the text and the tokenizer; and the limits.
 
     Documents are held out by the hash of their text; at least two texts on either side where there are four or more.
-    Of fewer, as of one book, the last sentences of each are held out, two at least; where none has four sentences, one
-    document is. Smaller shards balance better over processes and lose less in a restart, but each is three files and a
-    memory map (65,530 at most on Linux). Removing duplicates takes 8 bytes of memory a document. Lines are not cut by
-    default, as in the original, whose pairs hold a part of a longer one.
+    The last sentences of each document are, two at least, where this would be far more of a few long documents than
+    asked for, and of fewer than four documents, as of one book; of these, where none has four sentences, one is held
+    out. Smaller shards balance better over processes and lose less in a restart, but each is three files and a memory
+    map (65,530 at most on Linux). Removing duplicates takes 8 bytes of memory a document. Lines are not cut by default,
+    as in the original, whose pairs hold a part of a longer one.
     """
 
     heldout_fraction: float = setting(0.01, "share of documents kept out of training", BELOW_ONE)
@@ -95,10 +98,10 @@ def finish_store(
             f"0 examples from {source}: no document has a token{noticed}"
             + "; check the input pattern, the format and the field name" * bool(num_files)
         )
-    kept, why, copies = _select(directory, shards, options)
-    splits = _write_tables(out_dir, directory, kept, options.heldout_fraction)
+    heldout, why, copies = _select(directory, shards, options)
+    splits = _write_tables(out_dir, directory, heldout)
     totals = {name: sum(split[name] for split in splits.values()) for name in ("sentences", "tokens")}
-    totals["documents"] = sum(int(np.count_nonzero(choice >= 0)) for choice in kept)
+    totals["documents"] = sum(int(np.count_nonzero(of_shard != LEFT_OUT)) for of_shard in heldout)
     manifest = {
         **build,
         "dtype": dtype.str,
@@ -135,8 +138,8 @@ def _select(
     """What becomes of the documents, shard by shard.
 
     Returns:
-      for each document -1 (left out), 0 (train), 1 (heldout) or BOTH; why some are out; for each document its tokens
-      where it is kept and its text is that of an earlier one, else 0.
+      of each document how many of its last sentences are held out: 0 (it is trained on), some, all, or LEFT_OUT; why
+      some are; of each document its tokens where it is kept and its text is that of an earlier one, else 0.
     """
     tables = [read_shard_tables(directory, n)[1] for n in range(shards)]
     hashes = np.concatenate([table["hash"] for table in tables])
@@ -155,35 +158,42 @@ def _select(
         beyond = keep & (before >= options.max_tokens)
         why["documents_beyond_max_tokens"] = int(np.count_nonzero(beyond))
         keep &= ~beyond
-    choice = np.full(len(hashes), -1, np.int8)
-    choice[keep] = _hold_out(hashes[keep], sentences[keep], options.heldout_fraction)
+    heldout = np.full(len(hashes), LEFT_OUT, np.int32)
+    heldout[keep] = _hold_out(hashes[keep], sentences[keep], tokens[keep], options.heldout_fraction)
     ends = np.cumsum([len(table) for table in tables])[:-1]
-    return np.split(choice, ends), why, np.split(np.where(copy & keep, tokens, 0), ends)
+    return np.split(heldout, ends), why, np.split(np.where(copy & keep, tokens, 0), ends)
 
 
-def _hold_out(hashes: np.ndarray, sentences: np.ndarray, fraction: float) -> np.ndarray:
-    """Of documents with these hashes and numbers of sentences, int8: 0 (train), 1 (heldout) or BOTH."""
-    heldout = ((hashes >> np.uint64(11)) * 2.0**-53 < fraction).astype(np.int8)
+def _hold_out(hashes: np.ndarray, sentences: np.ndarray, tokens: np.ndarray, fraction: float) -> np.ndarray:
+    """How many of its last sentences each document holds out; `sentences` and `tokens` are those of each."""
     if not fraction:
-        return heldout
-    distinct, count = np.unique(hashes), len(np.unique(hashes[heldout > 0]))
+        return np.zeros(len(hashes), np.int32)
+    sentences = sentences.astype(np.int32)
+    whole = (hashes >> np.uint64(11)) * 2.0**-53 < fraction
+    tails = np.clip(np.rint(fraction * sentences).astype(np.int32), 2, sentences - 2) * (sentences >= 4)
+    distinct, count = np.unique(hashes), len(np.unique(hashes[whole]))
     if len(distinct) >= 4:
         # A pair takes its random half from another document: at least two texts on either side.
         if not 2 <= count <= len(distinct) - 2:
-            heldout = (hashes < distinct[min(max(count, 2), len(distinct) - 2)]).astype(np.int8)
-    elif (sentences >= 4).any():
-        heldout[:] = BOTH
-    elif len(hashes) >= 2 and not heldout.any():
-        heldout[np.argmin(hashes)] = 1
-    elif heldout.all():
-        heldout[np.argmax(hashes)] = 0
-    return heldout
+            whole = hashes < distinct[min(max(count, 2), len(distinct) - 2)]
+        excess = tokens[whole].sum() / tokens.sum() - fraction
+        of_tails = (tokens * tails / sentences).sum() / tokens.sum() - fraction
+        if len(distinct) < FEW and excess > TOO_MUCH and abs(of_tails) < excess:
+            return tails
+    elif tails.any():
+        return tails
+    elif len(hashes) >= 2 and not whole.any():
+        whole[np.argmin(hashes)] = True
+    elif whole.all():
+        whole[np.argmax(hashes)] = False
+    return np.where(whole, sentences, 0)
 
 
-def _write_tables(
-    out_dir: Path, directory: Path, kept: list[np.ndarray], heldout_fraction: float
-) -> dict[str, dict[str, int]]:
-    """Writes the tables of both splits; returns the numbers of each."""
+def _write_tables(out_dir: Path, directory: Path, heldout: list[np.ndarray]) -> dict[str, dict[str, int]]:
+    """Writes the tables of both splits; returns the numbers of each. `heldout`: of each shard, see `_select`.
+
+    The first sentences of a document are a document of `train`, the held-out ones after them one of `heldout`.
+    """
     totals = {split: dict(documents=0, sentences=0, tokens=0, one_sentence_documents=0) for split in stores.SPLITS}
     with contextlib.ExitStack() as stack:
         files = {
@@ -193,20 +203,17 @@ def _write_tables(
         }
         for split in stores.SPLITS:
             files[split, "documents"].write(np.zeros(1, "<i8").tobytes())
-        for number, choice in enumerate(kept):
+        for number, of_shard in enumerate(heldout):
             lengths, documents = read_shard_tables(directory, number)
-            sentences = documents["sentences"].astype(np.int64)
-            if (choice == BOTH).any():  # two documents of each
-                tails = np.clip(np.rint(heldout_fraction * sentences).astype(np.int64), 2, sentences - 2)
-                tails[sentences < 4] = 0
-                parts = np.stack([sentences - tails, tails], axis=1)
-                choice = np.stack([np.minimum(choice, 0), np.minimum(choice, 1)], axis=1)[parts > 0]
-                sentences = parts[parts > 0]
+            tails = np.maximum(of_shard, 0)
+            parts = np.stack([documents["sentences"].astype(np.int64) - tails, tails], axis=1)
+            codes = np.where(of_shard[:, None] == LEFT_OUT, LEFT_OUT, [0, 1])[parts > 0]  # of stores.SPLITS
+            sentences = parts[parts > 0]
             tokens = np.add.reduceat(lengths, np.cumsum(sentences) - sentences, dtype=np.int64)
             token_starts = np.cumsum(tokens) - tokens
             ends = np.cumsum(lengths, dtype=np.int64) - np.repeat(token_starts, sentences)
             for code, split in enumerate(stores.SPLITS):
-                chosen, total = choice == code, totals[split]
+                chosen, total = codes == code, totals[split]
                 firsts = total["sentences"] + np.cumsum(sentences[chosen])
                 addresses = (number << ADDRESS_BITS) + token_starts[chosen]
                 files[split, "documents"].write(firsts.astype("<i8").tobytes())

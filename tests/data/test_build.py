@@ -1,3 +1,4 @@
+import itertools
 import json
 import os
 import pathlib
@@ -334,6 +335,22 @@ def test_the_last_sentences_of_few_documents_are_held_out(tmp_path, tokenizer, d
     for document, first, last in zip(docs, train, heldout, strict=True):
         assert len(last) == round(0.1 * len(document))
         assert [s.tolist() for s in [*first, *last]] == tokenizer.encode_batch(document)
+
+
+@pytest.mark.parametrize("fraction", [0.01, 0.1])
+@pytest.mark.parametrize("count", [1, 2, 4, 7, 20, 49, 60])
+def test_about_as_much_is_held_out_as_asked_for_at_any_number_of_documents(
+    tmp_path, tokenizer, documents, count, fraction
+):
+    docs = documents(count, sentences=(100, 120))
+    splits = build_store(None, tokenizer, tmp_path / "s", documents=docs, heldout_fraction=fraction)["splits"]
+    tokens = [splits[split]["tokens"] for split in stores.SPLITS]
+    assert 0.5 * fraction < tokens[1] / sum(tokens) < fraction + 0.05
+    assert sum(tokens) == sum(map(len, itertools.chain.from_iterable(map(tokenizer.encode_batch, docs))))
+    if fraction * count < 0.2:  # one is too few, and two are far too much
+        assert splits["heldout"]["documents"] == count
+    elif count > 40:  # whole ones
+        assert splits["train"]["documents"] + splits["heldout"]["documents"] == count
 
 
 def test_a_short_document_beside_a_long_one_is_trained_on(tmp_path, tokenizer, documents):
