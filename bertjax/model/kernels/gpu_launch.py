@@ -79,19 +79,18 @@ def launch(
         return jax.pure_callback(run, list(results), *arrays)
     import jax_triton
 
+    given, changed = list(arrays), []
+    if in_place is not None and _is_new():
+        given[in_place] = jax.new_ref(given[in_place])
+        changed = [given[in_place]]
     how: dict[str, Any] = {"grid": grid, "num_warps": warps, "num_stages": stages, "name": kernel}
-    if not _is_new():  # jax-triton 0.3, for jax 0.10
-        how["out_shape"] = list(results)
-        return jax_triton.triton_call(*arrays, kernel=program(kernel), **how, **constants)
-    # Triton itself would write the newest PTX it knows, which the CUDA that jax finds may not read:
-    # 8.7 came with CUDA 12.8. And from 3.10 on it would no longer contract a * b + c.
-    how["backend_options"] = {"ptx_version": 87, "enable_fp_fusion": True}
-    if in_place is None:
-        return jax_triton.triton_call(*arrays, kernel=program(kernel), out_type=list(results), **how, **constants)
-    changed = jax.new_ref(arrays[in_place])
-    arrays = [*arrays[:in_place], changed, *arrays[in_place + 1 :]]
-    new = jax_triton.triton_call(*arrays, kernel=program(kernel), out_type=list(results[1:]), **how, **constants)
-    return [jax.freeze(changed), *new]
+    how["out_type" if _is_new() else "out_shape"] = list(results[len(changed) :])
+    if _is_new():
+        # Triton itself would write the newest PTX it knows, which the CUDA that jax finds may not read:
+        # 8.7 came with CUDA 12.8. And from 3.10 on it would no longer contract a * b + c.
+        how["backend_options"] = {"ptx_version": 87, "enable_fp_fusion": True}
+    new = jax_triton.triton_call(*given, kernel=program(kernel), **how, **constants)
+    return [*map(jax.freeze, changed), *new]
 
 
 def keep_compiled(library: Any) -> None:
@@ -131,7 +130,7 @@ def pass_equation_alone(library: Any) -> None:
 
 @functools.cache
 def _is_new() -> bool:
-    """Whether jax-triton is 0.4 or newer."""
+    """Whether jax-triton is 0.4 or newer; 0.3 is for jax 0.10."""
     import jax_triton
 
     return "out_type" in inspect.signature(jax_triton.triton_call).parameters
