@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 
+import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -73,6 +74,11 @@ def test_a_folder_gives_the_store_of_the_same_text_in_json_lines(folder, tokeniz
     assert stores[0] == stores[1] and manifest["documents"] == 40
     assert sentences(f"hf:{tmp_path}/csv", field="body") == [["Namaste.", "Again."], ["Two"]]
     assert len(sentences(f"hf:{folder},de:validation")) == 3
+
+
+def test_a_folder_that_the_library_has_saved_is_read_with_its_notes_beside_the_rows(tmp_path):
+    datasets.Dataset.from_dict({"text": ["One. Two.", "Three."]}).save_to_disk(tmp_path / "saved")
+    assert sentences(f"hf:{tmp_path}/saved") == [["One.", "Two."], ["Three."]]
 
 
 def test_pieces_are_row_groups_and_the_plan_joins_small_ones(folder):
