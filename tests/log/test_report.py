@@ -198,7 +198,9 @@ def of_details(tmp_path, name="run", **details):
 
 def test_entities_that_are_not_found_or_made_up_stand_beside_the_types_and_f1_is_in_percent(tmp_path):
     table = {"PER": [1, 0.5, 0.6667, 2], "LOC": [0, 0, 0, 3]}
-    page = of_details(tmp_path, by_type=table, confusion=[[1, 0, 1], [0, 0, 3], [0, 4, 0]])
+    mode = "default (conlleval)"
+    page = of_details(tmp_path, by_type=table, confusion=[[1, 0, 1], [0, 0, 3], [0, 4, 0]], mode=mode)
+    assert f"scored in the mode {mode}" in page
     assert "<th>PER</th><td>100.0</td><td>50.0</td><td>66.7</td><td>2</td>" in page
     assert "<span>as no entity</span>" in page
     assert '<th>no entity</th><td></td><td></td><td></td><td></td><td>0</td><td><span class="heat wrong"' in page

@@ -144,6 +144,8 @@ def _class_table(table: Mapping[str, Sequence[float]], details: Mapping[str, Any
             line += [_heat(count, sum(row), place == number) for place, count in enumerate(row)]
         note += f"; a row a gold class, 'as' what it was predicted as{' (the same words)' * (kind == 'entities')}"
     note += "; the lowest F1 first" * many
+    if mode := details.get("mode"):
+        note += f"; scored in the mode {_text(mode)}"
     title = "Questions" if kind == "questions" else "Classes"
     return f"<h2>{title} <small>{note}</small></h2>" + _table(head, lines, "card scroll classes tall")
 
