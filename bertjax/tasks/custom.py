@@ -118,6 +118,12 @@ class TableTask(TextTask):
                 f"{lists[0].where}: {self.label} {lists[0].label!r} is a list of "
                 "labels: set the option head='multilabel'"
             )
+        for mark, name in itertools.product("|,;", sorted(names)):
+            if mark in name and names.issuperset(part.strip() for part in name.split(mark)):
+                option = f" and separator={mark!r}" * (mark != "|")
+                return (
+                    f"{name!r} is a class beside those that it names; for several labels set head='multilabel'{option}",
+                )
         if len(names) < 2 or not all(map(_NUMBER.fullmatch, names)):
             return ()
         by_value = sorted(names, key=lambda name: (float(name), name))
@@ -141,7 +147,8 @@ class TableTask(TextTask):
         for mark in ",;":
             seen = Counter(part.strip() for name in names for part in name.split(mark))
             for record in records:
-                if record.label and any(seen[part.strip()] > 1 for part in record.label[0].split(mark)[1:]):
+                first, *others = (part.strip() for part in (record.label or ("",))[0].split(mark))
+                if others and (first in names or any(seen[part] > 1 for part in others)):
                     raise ValueError(
                         f"{record.where}: {self.label} {record.label[0]!r} looks like several "
                         f"labels: set the option separator={mark!r}, or '|' to read it as one"

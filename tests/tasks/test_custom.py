@@ -245,6 +245,8 @@ def test_another_separator_of_labels_is_asked_for(tmp_path):
             multilabel(tmp_path, cells)
         assert multilabel(tmp_path, cells, separator=mark).labels == ("x", "y", "z")
         assert f"x{mark} y" in multilabel(tmp_path, cells, separator="|").labels
+        with pytest.raises(ValueError, match=f"looks like several labels: .*separator='{mark}'"):
+            multilabel(tmp_path, ["x", f"x{mark}y"])
     assert multilabel(tmp_path, ["Bonn, NRW", "Rome"]).labels == ("Bonn, NRW", "Rome")
 
 
@@ -266,6 +268,16 @@ def test_classes_that_look_like_a_quantity_are_remarked_upon(tmp_path, labels, s
     notes = TableTask(tmp_path, {"train": "a.jsonl"}).read("train").notes
     assert [note.startswith(said) for note in notes] == ([True] if said else [])
     assert all("set the option head='regression'" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    "labels, options",
+    [("x x|y y", "head='multilabel'"), ("x x;y y", "head='multilabel' and separator=';'"), ("x x|y z", None)],
+)
+def test_classes_that_name_other_classes_are_remarked_upon(tmp_path, labels, options):
+    (tmp_path / "a.jsonl").write_text("".join(f'{{"text": "t", "label": "{label}"}}\n' for label in labels.split()))
+    said = f"{labels.split()[1]!r} is a class beside those that it names; for several labels set {options}"
+    assert TableTask(tmp_path, {"train": "a.jsonl"}).read("train").notes == ((said,) if options else ())
 
 
 @pytest.mark.parametrize("text", ["NA", "null", "nan", "None", "\xa0", " ", ""])
