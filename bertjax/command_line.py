@@ -133,7 +133,10 @@ def _complaint(error: Exception, arguments: Sequence[str]) -> str:
         if isinstance(cause, OSError) and cause.filename == file:
             return f"--config={file}: {cause.strerror}"
     if isinstance(causes[-1], TypeError) and str(causes[-1]).startswith("get_config() "):  # its variant
-        return f"--config={file}: {causes[-1]}"
+        remedy = (
+            "leave out what follows the colon" if " takes 0 " in str(causes[-1]) else "give its variant, FILE:VARIANT"
+        )
+        return f"--config={file}: {causes[-1]}; {remedy}"
     if "has no attribute 'get_config'" in str(error):
         return f"--config={file} defines no get_config(); see configs/base.py for an example"
     return _plainly(error)

@@ -68,7 +68,11 @@ def text_store(
                 own = train_wordpiece(lines, vocab_size, strip_accents="auto")
             documents = read()  # not the file, which later messages would name
             with whole_directory(store) as directory:  # judged by the run, whose settings say how
-                build_store(None, own, directory, documents=documents, judged=False, heldout_fraction=HELDOUT)
+                manifest = build_store(
+                    None, own, directory, documents=documents, judged=False, heldout_fraction=HELDOUT
+                )
+                if not manifest["splits"]["heldout"]["documents"]:
+                    raise ValueError("texts: too little to hold some out: give several texts, or one of four sentences")
             made.extend(missing)
 
         store = pathlib.Path(workdir) / f"corpus-{digest[:8]}"
@@ -110,6 +114,8 @@ def write_splits(
         found[name] = list(objects.rows(data, _names(_first(data), texts, label), name))
         if task in _TAGS:
             found[name] = [_sentence(row, task) for row in found[name]]
+            if name == "train" and found[name] and not any("tags" in row for row in found[name]):
+                raise ValueError("train: no row has tags; a row is (words, tags), two lists of the same length")
         for number, row in enumerate(found[name]):
             if missing := [column for column in texts if column not in row]:
                 raise ValueError(

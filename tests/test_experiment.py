@@ -247,6 +247,8 @@ def test_texts_become_a_store_in_the_directory_of_the_run(tmp_path, capsys):
         bertjax.train("demo", tmp_path / "new", TINY, texts=["a b.", "c \ud800."])
     with pytest.raises(ValueError, match="^texts: there is no word in them"):
         bertjax.train("demo", tmp_path / "new", TINY, texts=["", " "])
+    with pytest.raises(ValueError, match="^texts: too little to hold some out"):
+        bertjax.train("demo", tmp_path / "new", TINY, texts=["One text. Two sentences."])
     assert not (tmp_path / "new").exists()
 
 
@@ -437,6 +439,7 @@ def test_columns_of_other_names_are_named_by_options(start, tmp_path):
         ("classify", {"train": [("a", 1.0), ("b", 2.0)], "dev": [("a", 2.5)]}, "dev: row 0: label '2.5' is unknown"),
         ("classify", {"train": [("a", ["x"]), ("b", "y")] * 5}, "train: row .: label .* is not one label: set the opt"),
         ("glue:mrpc", {"train": [("a", "b", "1")]}, "task 'mrpc' takes files"),
+        ("ner", {"train": [("a b", "O B-X")] * 9}, "train: no row has tags; a row is .words, tags., two lists"),
     ],
 )
 def test_rows_that_cannot_work_are_refused_and_leave_nothing(config, splits, message, start, tmp_path):

@@ -30,6 +30,7 @@ def command_line(*arguments):
         (["--config=configs/demo.py", "--config.batch_size=many"], "batch_size"),
         (["--config=configs/demo.py", "--config.data.nsp=maybe"], "data.nsp"),
         (["--config=configs/demo.py", "part-1.txt", "part-2.txt"], "quote wildcards"),
+        (["configs/demo.py"], "Did you mean --config=configs/demo.py?"),
         (["--config=configs/large.py:tow_phase"], "Did you mean 'two_phase'"),
         (["--config=configs/miniatures.py:L=4"], "both sizes"),
         (["--config=configs/absent.py"], "bertjax: --config=configs/absent.py: No such file"),
@@ -40,7 +41,7 @@ def command_line(*arguments):
             ["--config=configs/squad.py", "--config.task.options.files.dev=d.json"],
             "no 'files' to set a part of; give all of it",
         ),
-        (["--config=configs/glue.py:mrpc"], "config.init_from"),
+        (["--config=configs/glue.py:mrpc"], "Give --config.init_from=DIR"),
     ],
 )
 def test_wrong_command_is_one_message_and_exit_code_2(arguments, words):
@@ -160,8 +161,8 @@ def test_a_value_of_another_type_is_told_in_plain_words(setting, words):
     "program, variant, words",
     [
         ("def get_config(name):\n    return {'a': 1}[name]\n", ":b", "line 2: KeyError: 'b'"),
-        ("def get_config():\n    pass\n", ":b", "get_config() takes 0 positional arguments"),
-        ("def get_config(name):\n    pass\n", "", "get_config() missing 1 required positional argument"),
+        ("def get_config():\n    pass\n", ":b", "but 1 was given; leave out what follows the colon"),
+        ("def get_config(name):\n    pass\n", "", "argument: 'name'; give its variant, FILE:VARIANT"),
         ("def get_config():\n    pass\n", "", "get_config() must return the settings"),
         ("def get_config():\n    return {'batch_size': 8}\n", "", "get_config() must return the settings"),
     ],

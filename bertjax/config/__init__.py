@@ -30,6 +30,6 @@ from bertjax.config.pretraining import (
     ModelSettings,
 )
 from bertjax.config.recipes import PRETRAINING_VARIANTS, apply_variants, default_config, finetune_config, scan_layers
-from bertjax.config.setting import BELOW_ONE, POSITIVE_INTEGER, Range, Setting, check, nearest, walk
+from bertjax.config.setting import BELOW_ONE, POSITIVE_INTEGER, Range, Setting, check, did_you_mean, nearest, walk
 from bertjax.config.task import TaskSettings
 from bertjax.config.training import CheckpointSettings, ExecutionSettings, LogSettings, MeshSettings, OptimizerSettings

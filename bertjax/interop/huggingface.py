@@ -70,8 +70,12 @@ WEIGHT_FILES = "model.safetensors model.safetensors.index.json pytorch_model.bin
 
 
 def is_hugging_face(directory: str | Path) -> bool:
-    """Whether a directory holds weights in this layout."""
-    return any((Path(directory) / name).is_file() for name in WEIGHT_FILES)
+    """Whether a directory holds weights in this layout, and is no export (stablehlo.py)."""
+    weights, config, export = (
+        any((Path(directory) / name).is_file() for name in names)
+        for names in (WEIGHT_FILES, ["config.json"], ["export.json"])
+    )
+    return weights and (config or not export)
 
 
 def read_config(directory: str | Path) -> tuple[BertConfig, dict[str, Any]]:

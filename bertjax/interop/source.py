@@ -285,6 +285,7 @@ def _recognise(path: Path) -> Source:
     raise LoadError(
         f"{path} holds no model: expected config.json with {' or '.join(huggingface.WEIGHT_FILES)}"
         ", bert_config.json with bert_model.ckpt.index, or a bertjax workdir with checkpoints/"
+        + "; it is an export to StableHLO: name the model that this was made of" * (directory / "export.json").is_file()
         + f"; its folder {', '.join(inside)} does, which can be named" * bool(inside)
         + f"; found {', '.join(others)}, which is not read under this name" * bool(others)
     )

@@ -231,7 +231,10 @@ def tuner_of(config: Config, mesh: Any = None, read: bool = True) -> tuple[FineT
     """The FineTuner of a config file, and why its mesh was chosen; arguments and errors as of prepare_tuner."""
     t = config.task
     if not config.init_from:
-        raise ValueError("config.init_from is empty: fine-tuning starts from a pre-trained model")
+        raise ValueError(
+            "config.init_from is empty: fine-tuning starts from a pre-trained model. Give --config.init_from=DIR, a "
+            "model, the workdir of a run, or a name at the Hugging Face Hub"
+        )
     if not t.data:
         raise ValueError("config.task.data is empty: name the directory of the task's files")
     start = Pretrained.of(config)  # before data are read

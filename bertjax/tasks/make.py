@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bertjax.config import nearest
+from bertjax.config import did_you_mean, nearest
 from bertjax.tasks.custom import TableTask
 from bertjax.tasks.glue import GLUE, GlueTask
 from bertjax.tasks.ner import NerTask
@@ -66,7 +66,9 @@ def task_name(name: str, known: Collection[str]) -> str:
     instead = ""
     if key in ("qa", "question-answering", "squad"):
         instead = ": squad1.1, or squad2.0 where questions may have no answer"
-    raise ValueError(f"unknown task {name!r}{instead}; one of {', '.join(known)}")
+    known = list(dict.fromkeys(known))
+    found = "" if instead else did_you_mean(name, known)
+    raise ValueError(f"unknown task {name!r}{instead}" + (f".{found}" if found else f"; one of {', '.join(known)}"))
 
 
 def names_in(value: Any) -> Any:

@@ -71,6 +71,8 @@ class Parser(argparse.ArgumentParser):
             return found
         if all(argument.startswith("-") for argument in left_over):
             self.error(f"no such flag: {left_over[0]}{self._meant(left_over[0])}")
+        if self.takes_settings and left_over[0].endswith(".py"):
+            self.error(f"left-over argument: {left_over[0]}. Did you mean --config={left_over[0]}?")
         remedy = "write settings as --config.NAME=VALUE, and q" if self.takes_settings else "q"
         self.error(
             f"left-over arguments: {' '.join(left_over[:5])}{' ...' * (len(left_over) > 5)}; {remedy}uote wildcards, "

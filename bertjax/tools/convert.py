@@ -127,8 +127,7 @@ def convert(
     """
     if target not in ("hf", "stablehlo"):
         raise ValueError(f"--to={target} is not one of hf, stablehlo")
-    if overwrite:
-        _check_replaceable(Path(out).expanduser())
+    _check_replaceable(Path(out).expanduser(), overwrite)
     started = time.monotonic()
     if embeddings is not None and task is None:
         task = "features"
@@ -185,9 +184,12 @@ def convert(
     return difference
 
 
-def _check_replaceable(out: Path) -> None:
-    """Raises ValueError for a file, or a directory that holds more than a model: --overwrite would delete it."""
+def _check_replaceable(out: Path, overwrite: bool) -> None:
+    """Before a model is read: FileExistsError where `out` is not empty and must not be replaced; ValueError for a file,
+    or a directory that holds more than a model: --overwrite would delete it."""
     held = {path.name for path in out.iterdir()} if out.is_dir() else {""} if out.exists() else set()
+    if held and not overwrite:
+        raise FileExistsError(f"{out} exists and is not empty; choose another --out, or replace it by --overwrite")
     if held and ("checkpoints" in held or not held & {"config.json", "export.json"}):
         what = "a run" if "checkpoints" in held else "no model"
         raise ValueError(f"{out} holds {what}, and --overwrite would delete all of it; choose another --out")

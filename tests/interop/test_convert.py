@@ -127,8 +127,9 @@ def test_the_command_extends_writes_and_compares(with_tokenizer, tmp_path, capsy
     assert float(printed.split("outputs ")[1]) < 1e-5
     assert json.loads((tmp_path / "out" / "config.json").read_text())["vocab_size"] == 38
     assert load_model(tmp_path / "out").tokenizer.encode("mouse") == [37]
-    with pytest.raises(SystemExit, match="not empty"):
+    with pytest.raises(SystemExit, match="not empty; choose another --out, or replace it by --overwrite"):
         main(arguments)
+    assert not capsys.readouterr().out  # before the model is read
 
 
 def test_overwriting_replaces_a_model_and_neither_a_run_nor_other_files(with_tokenizer, tmp_path):

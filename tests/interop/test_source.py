@@ -428,11 +428,14 @@ def test_weights_of_flax_alone_are_refused_with_the_way_to_convert_them(tmp_path
         ("adapter_config.json", "holds an adapter of peft, .*merge_and_unload"),
         ("checkpoint-5/model.safetensors", "its folder checkpoint-5 does, which can be named"),
         ("model.onnx", "found model.onnx, which is not read under this name"),
+        ("export.json", "is an export to StableHLO: name the model that this was made of"),
     ],
 )
 def test_a_directory_without_a_model_is_refused_by_what_it_holds(tmp_path, file, message):
     (tmp_path / file).parent.mkdir(exist_ok=True)
     (tmp_path / file).write_text("{}")
+    if file == "export.json":
+        (tmp_path / "model.safetensors").write_bytes(b"")
     with pytest.raises(LoadError, match=message):
         open_source(tmp_path)
 

@@ -279,7 +279,8 @@ def test_a_task_has_one_name_in_every_tool_and_others_are_answered_with_it(model
         )
     ] == [*["classify"] * 5, "ner", "qa", "next-sentence", "ner"]
     for name, message in (
-        ("rouge", "unknown task 'rouge'; one of fill-mask"),
+        ("rouge", "unknown task 'rouge'; one of fill-mask, next-sentence, classify, ner, qa, cola"),
+        ("fillmask", "unknown task 'fillmask'. Did you mean 'fill-mask'?"),
         ("swag", "answered by bertjax.tools.evaluate"),
         (None, "m does not say what it was fine-tuned for: give --task"),
     ):
