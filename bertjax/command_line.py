@@ -109,7 +109,8 @@ def _complaint(error: Exception, arguments: Sequence[str]) -> str:
     places = {frame.filename for frame in traceback.extract_tb(error.__traceback__)}
     if isinstance(error, KeyError) and not places & {*files}:  # a part of an option that the config does not have
         name = str(error.args[0]).strip("'\"")
-        return f"there is no {name!r} to set a part of; give all of it, as {name}=\"{{'PART': VALUE}}\""
+        whole = next((a.partition(f".{name}.")[0] + f".{name}" for a in arguments if f".{name}." in a), name)
+        return f"there is no {name!r} to set a part of; give all of it, as {whole}=\"{{'PART': VALUE}}\""
     if not files:
         return _plainly(error)
     file = files[0]

@@ -30,6 +30,7 @@ def command_line(*arguments):
         (["--config=configs/demo.py", "--config.batch_size=many"], "batch_size"),
         (["--config=configs/demo.py", "--config.data.nsp=maybe"], "data.nsp"),
         (["--config=configs/demo.py", "part-1.txt", "part-2.txt"], "quote wildcards"),
+        (["--config=configs/base.py", "--config.mesh=tensor"], "a group of settings: give one of mesh.auto"),
         (["configs/demo.py"], "Did you mean --config=configs/demo.py?"),
         (["--config=configs/large.py:tow_phase"], "Did you mean 'two_phase'"),
         (["--config=configs/miniatures.py:L=4"], "both sizes"),
@@ -39,7 +40,7 @@ def command_line(*arguments):
         (["--config=configs/large.py"], "bertjax build_corpus"),
         (
             ["--config=configs/squad.py", "--config.task.options.files.dev=d.json"],
-            "no 'files' to set a part of; give all of it",
+            "no 'files' to set a part of; give all of it, as --config.task.options.files=",
         ),
         (["--config=configs/glue.py:mrpc"], "Give --config.init_from=DIR"),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -177,13 +178,19 @@ def resume_conflicts(old: Mapping[str, Any], new: Config) -> list[str]:
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Lines 'name: old -> new' of two flat records; a tuple equals the list that JSON makes of it."""
+    """Lines 'name: old -> new' of two flat records; a tuple equals the list that JSON makes of it. Of fingerprints it
+    says that the content is another one."""
 
     def plain(value: Any) -> Any:
         return [plain(item) for item in value] if isinstance(value, tuple | list) else value
 
+    def change(old: Any, new: Any) -> str:
+        if all(isinstance(value, str) and re.fullmatch("[0-9a-f]{32,}", value) for value in (old, new)):
+            return f"other content ({old[:8]} -> {new[:8]})"
+        return f"{old!r} -> {new!r}"
+
     return [
-        f"{name}: {old.get(name)!r} -> {new.get(name)!r}"
+        f"{name}: {change(old.get(name), new.get(name))}"
         for name in sorted(old.keys() | new.keys())
         if plain(old.get(name)) != plain(new.get(name))
     ]

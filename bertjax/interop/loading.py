@@ -187,7 +187,11 @@ def stored_parameters(
     """
     declared = {*map(ARCHITECTURES.get, source.settings.get("architectures") or ())} & _CLASSIFIERS - {type(model)}
     if declared and type(model) in _CLASSIFIERS and not reinitialise_head:
-        raise LoadError(f"{source.directory}: a {declared.pop().__name__} cannot be used as a {type(model).__name__}")
+        own = declared.pop()
+        task = next(task for task, kind in TASKS.items() if kind is own)
+        raise LoadError(
+            f"{source.directory}: a {own.__name__} cannot be used as a {type(model).__name__}; its own task is {task}"
+        )
     arrays = _as_stored(source, model).read()
     loaded, fresh = match(_shapes(source, model), arrays, source.place, str(source.directory), reinitialise_head)
     return heads.with_rows(loaded, model.config.vocab_size), fresh

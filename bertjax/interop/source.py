@@ -306,7 +306,7 @@ def _run(workdir: Path, step: int | None = None) -> Source:
     None = the newest intact one."""
     path = workdir / "config.json"
     if not path.is_file():
-        raise LoadError(f"{workdir} has checkpoints/ but no config.json that describes the model")
+        raise LoadError(f"{workdir} has checkpoints/, but no config.json that says of what: put a copy of it back")
     tokenizer = load_tokenizer(workdir)
     if _vocabulary_of_run(workdir) not in (None, tokenizer.fingerprint):
         raise LoadError(

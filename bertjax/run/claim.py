@@ -44,7 +44,8 @@ def claim(directory: epath.Path) -> None:
     except Exception as error:  # clients of object stores have classes of their own
         remedy = "Choose another directory."
         if isinstance(error, ImportError):
-            remedy = "pip install gcsfs, which bertjax[tpu] brings."
+            remedy = "pip install gcsfs, which bertjax[tpu] brings." * str(directory).startswith("gs://")
+            remedy = remedy or "Choose a local directory, or one at gs://."
         elif remote:
             remedy = "Is that its name, and may this machine write there?"
         raise CheckpointError(f"cannot write checkpoints to {directory}: {error}. {remedy}") from error

@@ -93,7 +93,7 @@ class FineTuner:
         recipe = settings.task
         if recipe.max_length > model_config.max_position_embeddings:
             raise ValueError(
-                f"max_length={recipe.max_length} exceeds the {model_config.max_position_embeddings} "
+                f"config.task.max_length={recipe.max_length} exceeds the {model_config.max_position_embeddings} "
                 "positions of the model; shorten it, or extend them with --config.extend_positions=repeat"
             )
         if tokenizer is not None and tokenizer.vocab_size > model_config.vocab_size:

@@ -129,7 +129,8 @@ def _csv_lines(path: pathlib.Path) -> list[tuple[int, list[str]]]:
                 lines.append((start, cells))
             start = reader.line_num + 1
     except csv.Error as error:
-        raise ValueError(f"{path}:{start}: {error}") from error
+        open_quote = "; a quote that begins in this row is not closed" * ("end of data" in str(error))
+        raise ValueError(f"{path}:{start}: {error}{open_quote}") from error
     return lines
 
 

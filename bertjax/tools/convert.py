@@ -188,9 +188,11 @@ def _check_replaceable(out: Path, overwrite: bool) -> None:
     """Before a model is read: FileExistsError where `out` is not empty and must not be replaced; ValueError for a file,
     or a directory that holds more than a model: --overwrite would delete it."""
     held = {path.name for path in out.iterdir()} if out.is_dir() else {""} if out.exists() else set()
+    kept = "checkpoints" in held or not held & {"config.json", "export.json"}
     if held and not overwrite:
-        raise FileExistsError(f"{out} exists and is not empty; choose another --out, or replace it by --overwrite")
-    if held and ("checkpoints" in held or not held & {"config.json", "export.json"}):
+        instead = "" if kept else ", or replace it by --overwrite"
+        raise FileExistsError(f"{out} exists and is not empty; choose another --out{instead}")
+    if held and kept:
         what = "a run" if "checkpoints" in held else "no model"
         raise ValueError(f"{out} holds {what}, and --overwrite would delete all of it; choose another --out")
 

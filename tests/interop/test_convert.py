@@ -139,6 +139,8 @@ def test_overwriting_replaces_a_model_and_neither_a_run_nor_other_files(with_tok
         with pytest.raises(SystemExit, match=f"holds {what}, and --overwrite would delete all of it"):
             main([f"--from={with_tokenizer}", f"--out={tmp_path / place}", "--overwrite"])
         assert (tmp_path / place / file).read_text() == "mine"
+        with pytest.raises(SystemExit, match="is not empty; choose another --out$"):
+            main([f"--from={with_tokenizer}", f"--out={tmp_path / place}"])
     with pytest.raises(SystemExit, match="letter.txt holds no model"):
         main([f"--from={with_tokenizer}", f"--out={tmp_path / 'home/letter.txt'}", "--overwrite"])
     for to in ("hf", "stablehlo", "hf"):

@@ -225,13 +225,13 @@ def test_a_workdir_is_known_by_what_its_files_hold(start, data, tmp_path):
     for name, field in (("train.tsv", "data.train"), ("dev.tsv", "data.dev")):
         before = (data / name).read_text()
         (data / name).write_text(before.replace("good", "bad", 2).replace("bad", "good", 2) + "\n")
-        with pytest.raises(ValueError, match=f"{field}: '[0-9a-f]+' -> '[0-9a-f]+'"):
+        with pytest.raises(ValueError, match=rf"{field}: other content \([0-9a-f]{{8}} -> [0-9a-f]{{8}}\)"):
             prepare({"separator": "|"})
         (data / name).write_text(before)
     params = init_params(BertModel(CONFIG), jax.random.key(1))
     tokenizer = WordPieceTokenizer(VOCAB, do_lower_case=True)
     write_directory(start, CONFIG, params, "BertModel", tokenizer, overwrite=True)
-    with pytest.raises(ValueError, match="weights: '[0-9a-f]+' -> "):
+    with pytest.raises(ValueError, match="weights: other content "):
         prepare({"separator": "|"})
 
 

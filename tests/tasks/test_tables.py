@@ -31,6 +31,12 @@ def test_quotes_quote_in_csv_and_lines_count_from_the_start_of_the_row(tmp_path)
         read_table(write(tmp_path / "b.csv", 'x,y\na"b","c\n'), ["x", "y"])
 
 
+def test_a_quote_that_is_not_closed_is_named_with_the_row_that_it_begins_in(tmp_path):
+    (tmp_path / "a.csv").write_text('text,label\nx,1\n"y,1\nz,0\n')
+    with pytest.raises(ValueError, match="a.csv:3: .*a quote that begins in this row is not closed"):
+        read_table(tmp_path / "a.csv", ["text"])
+
+
 def test_a_text_may_be_as_long_as_a_book(tmp_path):
     book = "word " * 200_000
     path = write(tmp_path / "a.csv", f'x,y\n"{book}",1\n')
