@@ -261,7 +261,7 @@ def load_model(
     options: dict[str, Any] = {}
     labels: tuple[str, ...] = ()
     if kind in _LABELLED:
-        stored = _stored_labels(source)
+        stored = stored_labels(source)
         labels = source.labels
         options["num_labels"] = num_labels or stored or len(labels) or 2
         if labels and len(labels) != options["num_labels"]:
@@ -295,7 +295,7 @@ def _declared(source: Source) -> type[heads.BertNetwork]:
     return heads.BertForPreTraining if source.kind == "tf1" else heads.BertModel
 
 
-def _stored_labels(source: Source) -> int | None:
+def stored_labels(source: Source) -> int | None:
     """Rows of the stored classifier, which the weights know: config files often lie."""
     for leaves in source.place.heads["classifier"]:
         bias = source.headers.get(source.place(f"classifier/{leaves[-1]}").name)

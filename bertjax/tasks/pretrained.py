@@ -17,7 +17,8 @@ import numpy as np
 
 from bertjax.config import Config
 from bertjax.interop import open_source
-from bertjax.interop.loading import draw, stored_parameters
+from bertjax.interop.loading import draw, stored_labels, stored_parameters
+from bertjax.interop.names import heads_in
 from bertjax.model.heads import parameter_shapes
 from bertjax.model.outputs import STYLES
 from bertjax.model.paths import flatten, unflatten
@@ -65,6 +66,14 @@ class Pretrained:
                 fresh |= {path for path in shapes if path.startswith(heads)}
             self._loaded = {path: loaded[path] for path in shapes if path not in fresh}
             log.info("%s: drawn at random: %s", self.path, ", ".join(sorted(fresh)) or "nothing")
+            left_out = "classifier" in heads_in(self.source.headers, self.source.place)
+            if left_out and any(path.startswith("classifier/") for path in fresh):
+                log.warning(
+                    "%s: its head of %s outputs is for other classes and is left out; one of %s is drawn at random",
+                    self.path,
+                    stored_labels(self.source),
+                    getattr(model, "num_labels", 1),
+                )
             if "pooler/kernel" in fresh and STYLES[model.config.heads].pooled:  # else it is part of each new head
                 log.warning("%s has no pooler: it is drawn at random, as the new head is", self.path)
             self._draw = draw(model, sorted(fresh))

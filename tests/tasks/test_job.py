@@ -324,7 +324,7 @@ def test_what_cannot_work_is_refused_before_anything_compiles(start, data, tmp_p
         job.make_task("table", str(tmp_path / "empty"))
 
 
-def test_a_head_goes_on_for_the_same_names_and_is_drawn_anew_for_others(data, tmp_path):
+def test_a_head_goes_on_for_the_same_names_and_is_drawn_anew_for_others(data, tmp_path, caplog):
     from bertjax.model.heads import BertForSequenceClassification
 
     model = BertForSequenceClassification(CONFIG)
@@ -337,6 +337,7 @@ def test_a_head_goes_on_for_the_same_names_and_is_drawn_anew_for_others(data, tm
         loaded = prepared.tuner.load_params(prepared.tuner.model, jax.random.key(0))
         kept = np.array_equal(loaded["classifier"]["kernel"], params["classifier"]["kernel"])
         assert kept == (name == "same")
+        assert ("its head of 2 outputs is for other classes and is left out; one of 2" in caplog.text) == (not kept)
         assert task.labels == (("good", "bad") if kept else ("bad", "good"))
 
 
