@@ -219,6 +219,10 @@ def summary(manifest: dict[str, Any], path: str, duration: str = "") -> str:
         f"longest line     {manifest['longest_line']:,} tokens",
         f"copies           {manifest['duplicate_share']:.2%} of the tokens, in documents whose text occurs before",
     ]
+    if cut := sum(manifest["splits"][split]["documents"] for split in SPLITS) - manifest["documents"]:
+        lines.append(
+            f"held out         the last sentences of {cut:,} document{'s' * (cut > 1)}, which count in both splits"
+        )
     if not manifest["splits"]["heldout"]["documents"]:
         lines.append("held out         nothing: a run needs text to be evaluated on")
     tokenizer = manifest["tokenizer"]

@@ -288,7 +288,9 @@ def test_a_corpus_is_measured_at_the_start_and_refused_or_trained_on_with_a_word
 def test_one_document_can_be_trained_on_and_evaluated(tmp_path, nsp):
     tokenizer = WordPieceTokenizer([*SPECIALS, *WORDS], do_lower_case=True)
     manifest = build_store(None, tokenizer, tmp_path / "s", documents=[[f"w{j} w{j + 1}" for j in range(40)]])
-    assert "(label 1; 0 = is next), from the same document, the only one" in build_corpus.summary(manifest, "s")
+    summary = build_corpus.summary(manifest, "s")
+    assert "(label 1; 0 = is next), from the same document, the only one" in summary
+    assert "the last sentences of 1 document, which count in both splits" in summary
     config = default_config()
     config.data.corpus, config.phases, config.data.nsp = str(tmp_path / "s"), ((2, 64),), nsp
     opened = open_corpus(frozen(config), epath.Path(tmp_path), (0, 1))
