@@ -256,9 +256,8 @@ def check_name(name: str) -> None:
     if name in dict(settings.walk(Config)) or name.startswith(settings.FREE):
         return
     if parts := [path for path, _ in settings.walk(Config) if path.startswith(f"{name}.")]:
-        raise ValueError(
-            f"--config.{name} is a group of settings: give one of {', '.join(parts)} (--config.{parts[0]}=...)"
-        )
+        few = ", ".join(f"--config.{part}=..." for part in parts[:4])
+        raise ValueError(f"--config.{name} is a group of settings: give one of them, as {few} (all: --help_config)")
     close = meant(name)
     raise ValueError(
         f"unknown setting --config.{name}"

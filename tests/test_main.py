@@ -30,7 +30,10 @@ def command_line(*arguments):
         (["--config=configs/demo.py", "--config.batch_size=many"], "batch_size"),
         (["--config=configs/demo.py", "--config.data.nsp=maybe"], "data.nsp"),
         (["--config=configs/demo.py", "part-1.txt", "part-2.txt"], "quote wildcards"),
-        (["--config=configs/base.py", "--config.mesh=tensor"], "a group of settings: give one of mesh.auto"),
+        (
+            ["--config=configs/base.py", "--config.mesh=tensor"],
+            "a group of settings: give one of them, as --config.mesh.auto",
+        ),
         (["configs/demo.py"], "Did you mean --config=configs/demo.py?"),
         (["--config=configs/large.py:tow_phase"], "Did you mean 'two_phase'"),
         (["--config=configs/miniatures.py:L=4"], "both sizes"),

@@ -93,7 +93,7 @@ def check_all(settings: Any) -> None:
 
 def nearest(name: str, valid: list[str]) -> str:
     """' Did you mean ...?' for an unknown name, or the list of valid ones."""
-    return did_you_mean(name, valid) or f" Valid: {', '.join(valid)}."
+    return did_you_mean(name, valid) or f" Valid: {', '.join(name or repr(name) for name in valid)}."
 
 
 def did_you_mean(name: str, valid: list[str]) -> str:

@@ -20,7 +20,7 @@ from bertjax import markdown
 from bertjax.config import Config, differences, flatten
 from bertjax.formats.files import read_json, write_json, write_whole
 from bertjax.log.logbook import counted
-from bertjax.run.claim import claim
+from bertjax.run.claim import claim, withdrawn_after_errors
 from bertjax.run.workdir import RECORD, SEARCH
 from bertjax.tasks.finetune import PER_RUN, NoFiniteScore, Trained
 from bertjax.tasks.metrics import CONSTANT, ONE_CLASS_ONLY, is_better
@@ -95,8 +95,9 @@ def sweep(
 
     Raises ValueError if the directory belongs to another search, CheckpointError if another process is at it.
     """
-    claim(epath.Path(directory.absolute()))
-    check_identity(directory, identity)
+    with withdrawn_after_errors():
+        claim(epath.Path(directory.absolute()))
+        check_identity(directory, identity)
     path = directory / "runs.jsonl"
     outcomes = read_outcomes(path)
     best = max((outcome.value for outcome in outcomes if FAILED not in outcome.flags), default=None)

@@ -119,6 +119,7 @@ def test_a_search_and_a_run_do_not_write_into_each_other_s_directory(tmp_path):
     (tmp_path / "run" / "config.json").write_text(BASE.to_json())
     with pytest.raises(ValueError, match="run holds a run or a model, whose results would be replaced"):
         sweep.sweep(Tuner().run, runs(), tmp_path / "run", {})
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]  # and no lock
     sweep.sweep(Tuner().run, runs(), tmp_path / "search", {})
     for resume in ("auto", "overwrite"):
         with pytest.raises(ValueError, match="search holds a search, whose results would be replaced"):
