@@ -203,6 +203,15 @@ BAD = [
     ("build_corpus --input={p}/a.txt --tokenizer={p}/absent --output={p}/new/s", "absent"),
     ("build_corpus --input={p}/a.txt --output={p}/new/s", "--tokenizer"),
     ("build_corpus --output={p}/new/s", "--input"),
+    *(
+        (f"{command}=gs://bucket/x", "gs://bucket/x is not on a local disk")
+        for command in (
+            "build_corpus --input={p}/a.txt --tokenizer={p}/model --output",
+            "convert --from={p}/model --out",
+            "predict --model={p}/model --task=fill-mask --text=[MASK] --out",
+            "sweep --task=mrpc --data={p} --init_from={p}/model --workdir",
+        )
+    ),
     ("build_corpus --inspect --output={p}/absent", "absent"),
     ("build_corpus --inspect --output={p}/model", "model"),
     ("build_corpus --input={p}/a.txt --tokenizer={p}/model --output={p}/s --shard=9", "--shard"),

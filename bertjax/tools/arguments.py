@@ -6,6 +6,7 @@ import difflib
 import functools
 import logging
 import os
+import pathlib
 import sys
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -50,6 +51,8 @@ class Parser(argparse.ArgumentParser):
             options.setdefault("metavar", kinds.get(options.get("type"), "TEXT"))
         if options.get("type") is int:
             options["type"] = functools.partial(_at_least, options.pop("least", 1))
+        if names[0] in ("--out", "--output") or options.get("type") is pathlib.Path:
+            options["type"] = functools.partial(_local, options.get("type", str))
         return super().add_argument(*names, **options)
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
@@ -199,6 +202,15 @@ def add_fields(parser: Parser, kind: type, *names: str) -> None:
 def fields_of(flags: Any, kind: type) -> dict[str, Any]:
     """{name: value} of the flags that `add_fields` has added."""
     return {field.name: getattr(flags, field.name) for field in dataclasses.fields(kind) if hasattr(flags, field.name)}
+
+
+def _local(kind: Callable[[str], Any], text: str) -> Any:
+    """The value of a flag that names what is written; without this gs://BUCKET would be a directory called gs:."""
+    if "://" in text:
+        raise argparse.ArgumentTypeError(
+            f"{text} is not on a local disk; `gcloud storage cp -r` copies from and to a bucket"
+        )
+    return kind(text)
 
 
 def _at_least(least: int, text: str) -> int:
