@@ -62,8 +62,8 @@ class Soak:
         if code := self.launch(run).wait():
             raise SystemExit(f"soak_run: the run in {run} ended with exit code {code}: {output_of(run)}")
 
-    def kill_once(self, run: pathlib.Path) -> str:
-        """Starts the run and kills it at a random moment; says when."""
+    def kill_once(self, run: pathlib.Path) -> tuple[bool, str]:
+        """Starts the run and kills it at a random moment; (whether it came to that, when)."""
         before, began = size_of(run), time.monotonic()
         child = self.launch(run)
         in_start = self.random.random() < IN_START
@@ -78,8 +78,8 @@ class Soak:
         if code not in (-9, 0):
             raise SystemExit(f"soak_run: before it was killed, the run ended with exit code {code}: {output_of(run)}")
         last = read_records(run / METRICS_FILE)[-1:] if (run / METRICS_FILE).exists() else []
-        how, step = "ended" if code == 0 else "killed", last[0]["step"] if last else 0
-        return f"{how} at step {step} after {time.monotonic() - began:.0f} s"
+        how, step = "killed" if code else "ended", last[0]["step"] if last else 0
+        return bool(code), f"{how} at step {step} after {time.monotonic() - began:.0f} s"
 
     def run(self) -> None:
         """Raises SystemExit with an explanation if anything differs."""
@@ -89,13 +89,15 @@ class Soak:
         shutil.rmtree(rough, ignore_errors=True)
         if (calm / PROGRAMS).exists():  # what each run compiles for itself may differ
             shutil.copytree(calm / PROGRAMS, rough / PROGRAMS)
-        deadline, number = time.monotonic() + 60 * self.minutes, 0
-        while number < self.kills and time.monotonic() < deadline:
-            number += 1
-            if emptied := number % 2 == 0:
+        deadline, kills, killed = time.monotonic() + 60 * self.minutes, 0, True
+        while killed and kills < self.kills and time.monotonic() < deadline:
+            if emptied := kills % 2 == 1:
                 shutil.rmtree(self.cache, ignore_errors=True)
-            print(f"kill {number}: {self.kill_once(rough)}{', with an empty compilation cache' * emptied}", flush=True)
-        self.finish(rough)
+            killed, when = self.kill_once(rough)
+            kills += killed
+            print(f"start {kills + (not killed)}: {when}{', with an empty compilation cache' * emptied}", flush=True)
+        if killed:
+            self.finish(rough)
         found = list(differences(calm, rough))
         if found:
             more = f" and {len(found) - 8} more" if len(found) > 8 else ""
@@ -103,7 +105,7 @@ class Soak:
         starts = read_records(rough / STARTS_FILE)
         steps = len(read_records(rough / METRICS_FILE))
         print(
-            f"bit-equal after {number} kills: {steps} records, all arrays of the last "
+            f"bit-equal after {kills} kills: {steps} records, all arrays of the last "
             f"checkpoint; went on from steps {', '.join(str(s['step']) for s in starts)}"
         )
 

@@ -92,6 +92,17 @@ def test_a_run_that_cannot_be_killed_is_refused(flags, named, tmp_path, capsys):
     assert named in f"{refused.value}{capsys.readouterr().err}"
 
 
+def test_a_run_that_ended_by_itself_is_not_counted_as_killed(tmp_path, monkeypatch, capsys):
+    soak = soak_run.Soak(tmp_path, [], kills=9, minutes=1, records=1, seed=0)
+    starts = iter([(True, "killed at step 3"), (True, "killed at step 7"), (False, "ended at step 8")])
+    monkeypatch.setattr(soak, "kill_once", lambda run: next(starts))
+    monkeypatch.setattr(soak, "finish", lambda run: run.mkdir())  # of the undisturbed run alone
+    monkeypatch.setattr(soak_run, "differences", lambda calm, rough: [])
+    monkeypatch.setattr(soak_run, "read_records", lambda path: [{"step": 0}])
+    soak.run()
+    assert "bit-equal after 2 kills" in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_a_hundred_accidents_change_nothing(tmp_path):
     soak = Soak(tmp_path, kills=100, seed=0)
