@@ -166,8 +166,8 @@ def next_sentence(
     loaded = opened(model, "next-sentence", *kinds, purpose="next-sentence prediction")
     if "nsp" in (loaded.settings.get("untrained_heads") or ()):
         raise ValueError(
-            "the model was pre-trained without next sentences (data.nsp=False), so its answers would mean nothing: "
-            "fine-tune it on pairs of texts, or pre-train one with --config.data.nsp=True"
+            "the model was pre-trained without next sentences (data.nsp=False; untrained_heads in its config.json), so "
+            "its answers would mean nothing: fine-tune it on pairs of texts, or pre-train with --config.data.nsp=True"
         )
     if isinstance(pairs, tuple) and len(pairs) == 2 and all(isinstance(x, str) for x in pairs):
         return next_sentence(loaded, [pairs], batch_size)[0]

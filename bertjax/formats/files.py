@@ -23,6 +23,7 @@ WAITING_LINE_S = 15.0  # between two lines of a process that waits
 _POLL_S = 0.2
 _FAILED = "failed: "
 _SCRATCH = "bertjax-scratch-"
+_STREAM = re.compile("/dev/(stdout|stderr|fd/.*)|/proc/self/fd/.*")  # whatever they stand for
 
 OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 
@@ -32,16 +33,23 @@ def whole_file(path: str | os.PathLike[str], mode: str = "w", partial: Path | No
     """A stream that becomes the file `path` when the block ends without an error, also where the power fails.
 
     Opens at once, so a place that cannot be written shows before the work and not after it. Makes
-    the directory that it is in. Text is UTF-8, its line ends are written as they are.
+    the directory that it is in. Text is UTF-8, its line ends are written as they are. A device or a pipe, such as
+    /dev/null or bash's >(gzip > FILE), is written to and stays what it is.
 
     partial: what it is called meanwhile, where several processes may write it at once.
     """
     path = Path(path).expanduser()
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a directory; name a file in it")
+    # Half a surrogate pair, which JSON can escape, has no other form in UTF-8.
+    text = {} if "b" in mode else dict(encoding="utf-8", errors="backslashreplace", newline="")
+    if _STREAM.fullmatch(str(path)) or (path.exists() and not path.is_file()):
+        with open(path, mode, **text) as file:
+            yield file
+        return
     partial = partial or path.with_name(f"{path.name}.partial")
     with directory_for_work(path.parent), _named(path):
-        with _alone(path, partial, mode) as file:
+        with _alone(path, partial, mode, text) as file:
             try:
                 yield file
                 file.flush()
@@ -56,10 +64,8 @@ def whole_file(path: str | os.PathLike[str], mode: str = "w", partial: Path | No
         os.close(directory)
 
 
-def _alone(path: Path, partial: Path, mode: str) -> IO[Any]:
+def _alone(path: Path, partial: Path, mode: str, text: dict[str, str]) -> IO[Any]:
     """The empty file `partial`, locked while it is open: two programs that write one file at once would mix it."""
-    # Half a surrogate pair, which JSON can escape, has no other form in UTF-8.
-    text = {} if "b" in mode else dict(encoding="utf-8", errors="backslashreplace", newline="")
     while True:
         file = open(partial, mode, opener=lambda name, flags: os.open(name, flags & ~os.O_TRUNC, 0o666), **text)
         try:

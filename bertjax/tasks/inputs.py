@@ -248,8 +248,8 @@ class Output:
         """
         self._stream, self._task, self._inputs, self._done = stream, task, inputs, 0
         self._separator, self._answers = separator, {}
-        suffix = pathlib.PurePath(out).suffix.lower()[1:] if out else inputs.kind
-        self._kind = {"": "jsonl", "lines": "jsonl"}.get(suffix, suffix)
+        suffix = pathlib.PurePath(out or "").suffix.lower()[1:] or inputs.kind
+        self._kind = "jsonl" if suffix == "lines" else suffix
         if task == "ner" and self._kind == "tsv":
             self._kind = "conll"  # as which it is read again
         kinds = ["jsonl", "csv", "tsv"]

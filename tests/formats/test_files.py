@@ -55,6 +55,17 @@ def test_an_error_while_writing_leaves_nothing_and_a_bad_place_shows_at_once(tmp
         pytest.fail("opened")
 
 
+def test_a_pipe_or_device_is_written_to_and_not_replaced(tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    reader = os.open(tmp_path / "fifo", os.O_RDONLY | os.O_NONBLOCK)
+    write_whole(tmp_path / "fifo", "through a pipe")
+    assert os.read(reader, 99) == b"through a pipe" and (tmp_path / "fifo").is_fifo()
+    with open(tmp_path / "out.txt", "w+") as file:  # as /dev/stdout is where the shell has redirected it
+        write_whole(f"/dev/fd/{file.fileno()}", "to a stream")
+        assert file.read() == "to a stream"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["fifo", "out.txt"]
+
+
 def test_a_file_that_another_process_is_writing_is_refused_and_left_to_it(tmp_path):
     path = tmp_path / "out.txt"
     with whole_file(path) as first:

@@ -89,6 +89,8 @@ def test_the_suffix_of_out_says_the_form_and_the_screen_gets_that_of_the_input(m
         "labels": {"bad": 0.25, "good": 0.75},
         "label": "good",
     }
+    run(tmp_path / "in.csv", CSV, f"--out={tmp_path / 'out'}")
+    assert (tmp_path / "out").read_text().startswith("id,review,sentiment,prediction")
     run(tmp_path / "in.csv", CSV, f"--out={tmp_path / 'out.jsonl'}")
     lines = (tmp_path / "out.jsonl").read_text().splitlines()
     assert [json.loads(line)["id"] for line in lines] == ["7", "8"]
