@@ -81,7 +81,7 @@ def test_max_predictions_is_the_rate_rounded_up(length, expected):
         (dict(checkpoint__keep_last=0), "keep_last=0 must be at least 1"),
         (dict(job="finetune", task__epochs=0), "task.epochs=0 must be at least 1"),
         (dict(job="finetune", task__class_weights=(3.0, 1.0)), "(3.0, 1.0) does not say which weight is for which"),
-        (dict(job="finetune", task__class_weights=(("spam", -1.0),)), "that of 'spam',=-1.0 must be at least 0"),
+        (dict(job="finetune", task__class_weights=(("spam", -1.0),)), "weights of 'spam'=-1.0 must be at least 0"),
         (dict(seed=2**31), "seed=2147483648 must be from 0 to 2,147,483,647"),
         (dict(model__attention_probs_dropout_prob=1.0), "dropout_prob=1.0 must be"),
         *((dict([(name, float("inf"))]), "=inf must be finite") for name in FLOATS),

@@ -70,4 +70,4 @@ class TaskSettings:
                 "(('LABEL', WEIGHT), ...), or ('balanced',)"
             )
         for label, weight in weights if named else ():
-            check(f"config.task.class_weights: that of {label!r},", weight, AT_LEAST_0)
+            check(f"config.task.class_weights of {label!r}", weight, AT_LEAST_0)

@@ -177,7 +177,9 @@ class FineTuner:
         given = {str(name_of(label)): weight for label, weight in weights}
         if unknown := [label for label in given if label not in labels]:
             raise ValueError(f"config.task.class_weights: {unknown} are not among the labels {cut(str(list(labels)))}")
-        return tuple(float(given.get(label, 1.0)) for label in labels)
+        if not any(factors := tuple(float(given.get(label, 1.0)) for label in labels)):
+            raise ValueError("config.task.class_weights are 0 for every label: there is nothing to learn")
+        return factors
 
     @functools.cached_property
     def _predict(self) -> Any:

@@ -306,6 +306,7 @@ def test_what_cannot_work_is_refused_before_anything_compiles(start, data, tmp_p
         ({"freeze": ("encoder/layer_9",)}, "layer_9"),
         ({"freeze": ("^enc", "head|pool|class")}, "leaves no parameter to train"),
         ({"class_weights": (("bda", 2.0),)}, r"class_weights: \['bda'\] are not among the labels \['bad', 'good'\]"),
+        ({"class_weights": (("good", 0), ("bad", 0))}, "class_weights are 0 for every label"),
     ):
         with pytest.raises(ValueError, match=words):
             prepare(table(data), **settings)
