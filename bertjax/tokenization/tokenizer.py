@@ -25,7 +25,8 @@ USUAL_NAMES = {
 }
 CONFIG_FILE = "tokenizer_config.json"
 _CACHED_CHARS = 40  # longer texts (addresses, formulas) rarely come back
-_UNUSED = re.compile(r"^\[unused\d+\]$")
+# Entries that no text brings about: BERT's (German BERT: [unused_punctuation0]), fairseq's (RoBERTa), CamemBERT's.
+_UNUSED = re.compile(r"^(\[unused\w+\]|madeupword\d{4}|</?(s|unk)>NOTUSED)$")
 
 Offsets = list[tuple[int, int]]
 Span = tuple[int, int, int]  # id of a token, first and end of its code points
@@ -125,7 +126,7 @@ class Tokenizer(abc.ABC):
 
     @property
     def replacement_ids(self) -> np.ndarray:
-        """int32 [<V]: pieces of text, which may replace a masked token; no specials, `[unusedN]`."""
+        """int32 [<V]: pieces of text, which may replace a masked token; no specials, no unused ones."""
         return np.array([i for i in np.flatnonzero(self._is_text) if not _UNUSED.match(self.vocab[i])], dtype=np.int32)
 
     def extended(self, pieces: Sequence[str]) -> "Tokenizer":

@@ -211,6 +211,13 @@ def test_every_missing_special_token_is_named():
         WordPieceTokenizer(["[PAD]", "<unk>", "[CLS]", "[SEP]"], True)
 
 
+def test_random_replacements_are_never_unused_entries():
+    unused = "[unused0] [unused99] [unused_punctuation0] madeupword0001 <s>NOTUSED </s>NOTUSED <unk>NOTUSED".split()
+    words = ["word", "##s", "[", "notused"]
+    tokenizer = WordPieceTokenizer([*SPECIALS, *unused, *words], do_lower_case=True)
+    assert [tokenizer.vocab[i] for i in tokenizer.replacement_ids] == words
+
+
 def test_continuations_and_replacements():
     tokenizer = make()
     assert tokenizer.is_continuation.shape == (tokenizer.vocab_size,)
