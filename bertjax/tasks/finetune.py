@@ -39,7 +39,7 @@ from bertjax.tasks.batches import (
 from bertjax.tasks.best import Best, copy
 from bertjax.tasks.encoding import require_segments
 from bertjax.tasks.kinds import KINDS, TaskObjective, model_for
-from bertjax.tasks.metrics import Scores
+from bertjax.tasks.metrics import Scores, of_finite
 from bertjax.tasks.shapes import Shape, Shapes
 from bertjax.tasks.task import Split, Task, cut, name_of
 from bertjax.tokenization import Tokenizer
@@ -250,7 +250,8 @@ class FineTuner:
         """The task's scores of a split with labels."""
         records, features = self.data(split)
         records.require_labels("evaluation")
-        return self.task.score(records, features, self.predict(params, features))
+        outputs = self.predict(params, features)
+        return of_finite(self.task.score(records, features, outputs), outputs)
 
     # --- trainings
 

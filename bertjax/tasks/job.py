@@ -33,6 +33,7 @@ from bertjax.tasks.batches import row_length
 from bertjax.tasks.finetune import FineTuner, Training
 from bertjax.tasks.kinds import KINDS
 from bertjax.tasks.make import TASKS, make_task, remembered, task_name
+from bertjax.tasks.metrics import of_finite
 from bertjax.tasks.pretrained import Pretrained
 from bertjax.tasks.results import result_json, save_model, summary_line, write_predictions
 from bertjax.tasks.task import Rows, Task, adopt_labels, respelled
@@ -290,4 +291,4 @@ def evaluate(
     if not records.labelled:
         log.warning("%s", "; ".join([f"{task.splits[split]}: no labels, and so no scores", *records.notes]))
         return None
-    return task.score(records, features, outputs)
+    return of_finite(task.score(records, features, outputs), outputs)

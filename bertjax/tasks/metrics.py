@@ -13,7 +13,7 @@ import operator
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -39,6 +39,15 @@ class Scores:
 
     def __getitem__(self, name: str) -> float:
         return self.values[name]
+
+
+def of_finite(scores: Scores, outputs: Sequence[np.ndarray]) -> Scores:
+    """The scores of `outputs`, each 0.0 and flagged where some of these are no numbers: an argmax takes NaN for the
+    first class, which may be the most frequent one."""
+    if all(np.isfinite(output).all() for output in outputs):
+        return scores
+    values = {name: value if name == "majority" else 0.0 for name, value in scores.values.items()}  # of the gold alone
+    return replace(scores, values=values, flags=tuple(dict.fromkeys((*scores.flags, NOT_FINITE))))
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:

@@ -23,7 +23,7 @@ from bertjax.log.logbook import counted
 from bertjax.run.claim import claim, withdrawn_after_errors
 from bertjax.run.workdir import RECORD, SEARCH
 from bertjax.tasks.finetune import PER_RUN, NoFiniteScore, Trained
-from bertjax.tasks.metrics import CONSTANT, ONE_CLASS_ONLY, is_better
+from bertjax.tasks.metrics import CONSTANT, NOT_FINITE, ONE_CLASS_ONLY, is_better
 from bertjax.training.loop import NotFiniteError
 
 log = logging.getLogger(__name__)
@@ -50,8 +50,8 @@ class Outcome:
 
     @property
     def degenerate(self) -> bool:
-        """True if the run learnt nothing: one class, a constant, or no finite score."""
-        return bool({ONE_CLASS_ONLY, CONSTANT, FAILED} & set(self.flags))
+        """True if the run learnt nothing: one class, a constant, or no number."""
+        return bool({ONE_CLASS_ONLY, CONSTANT, NOT_FINITE, FAILED} & set(self.flags))
 
     def to_json(self) -> str:
         """Its line of runs.jsonl."""

@@ -14,7 +14,7 @@ from bertjax.model import heads
 from bertjax.model.heads import init_params
 from bertjax.model.layers import described
 from bertjax.model.presets import BertConfig
-from bertjax.tasks import finetune, kinds, results
+from bertjax.tasks import finetune, kinds, metrics, results, sweep
 from bertjax.tasks.custom import TableTask
 from bertjax.tokenization import WordPieceTokenizer
 from bertjax.training import sharding
@@ -99,6 +99,19 @@ def test_a_head_of_ones_own_predicts_and_shows_examples_without_a_map(tuner, mon
     own = finetune.FineTuner(tuner.task, tuner.tokenizer, CONFIG, fresh, SETTINGS, mesh=tuner.mesh)
     results.write_predictions(own, fresh(own.model, jax.random.key(0)), ("dev",), tmp_path)
     assert (tmp_path / "examples.json").exists() and not (tmp_path / "map.json").exists()
+
+
+def test_outputs_that_are_no_numbers_score_nothing(tuner, monkeypatch):
+    """As after a learning rate that was too high. An argmax takes NaN for the first class, 'bad'."""
+    features = tuner.data("dev")[1]
+    for value in (np.nan, -np.inf):
+        outputs = [np.array([0.0, 1.0], np.float32)] * (len(features) - 1) + [np.array([value, 0.0], np.float32)]
+        monkeypatch.setattr(tuner, "predict", lambda *_, made=outputs: made)
+        scores = tuner.evaluate({})
+        assert scores["accuracy"] == scores["macro_f1"] == 0.0 and metrics.NOT_FINITE in scores.flags
+        assert scores["majority"] > 0  # which is of the gold alone
+    outcome = sweep.Outcome({}, 0, 0.0, {}, (metrics.NOT_FINITE,), 1, 1.0)
+    assert outcome.degenerate
 
 
 @pytest.mark.slow
