@@ -13,7 +13,7 @@ import operator
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -42,12 +42,13 @@ class Scores:
 
 
 def of_finite(scores: Scores, outputs: Sequence[np.ndarray]) -> Scores:
-    """The scores of `outputs`, each 0.0 and flagged where some of these are no numbers: an argmax takes NaN for the
-    first class, which may be the most frequent one."""
+    """The scores of `outputs`, each 0.0, flagged and without tables where some of these are no numbers: an argmax takes
+    NaN for the first class, which may be the most frequent one."""
     if all(np.isfinite(output).all() for output in outputs):
         return scores
     values = {name: value if name == "majority" else 0.0 for name, value in scores.values.items()}  # of the gold alone
-    return replace(scores, values=values, flags=tuple(dict.fromkeys((*scores.flags, NOT_FINITE))))
+    details = {name: value for name, value in scores.details.items() if isinstance(value, int | float)}
+    return Scores(values, tuple(dict.fromkeys((*scores.flags, NOT_FINITE))), details)
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:

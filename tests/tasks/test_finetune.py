@@ -110,6 +110,7 @@ def test_outputs_that_are_no_numbers_score_nothing(tuner, monkeypatch):
         scores = tuner.evaluate({})
         assert scores["accuracy"] == scores["macro_f1"] == 0.0 and metrics.NOT_FINITE in scores.flags
         assert scores["majority"] > 0  # which is of the gold alone
+        assert "confusion" not in scores.details  # nor a table, in which the report would show them
     outcome = sweep.Outcome({}, 0, 0.0, {}, (metrics.NOT_FINITE,), 1, 1.0)
     assert outcome.degenerate
 
