@@ -27,9 +27,8 @@ from bertjax.data import laws
 from bertjax.data import store as stores
 from bertjax.data.build_directory import BESIDE, clear, is_beginning, is_begun, locked, prepare, replace_by
 from bertjax.data.documents import Document, settled
-from bertjax.data.named import open_pieces
 from bertjax.data.shards import ShardMaker, ShardTask, make_here, read_shard_record, write_shard
-from bertjax.data.sources import Extent, Reading, plan_extents, resolve
+from bertjax.data.sources import Extent, Reading, described, plan_extents, resolve
 from bertjax.data.splits import BuildSettings, check_unknown_rate, finish_store
 from bertjax.formats.files import read_json
 from bertjax.tokenization import Tokenizer, load_tokenizer
@@ -152,16 +151,7 @@ def _describe_build(
     tokenizer: Tokenizer, options: BuildSettings, reading: Reading, files: list[str], plan: list[list[Extent]]
 ) -> dict[str, Any]:
     """Everything that decides the bytes of the store; two builds may mix only if this is equal."""
-    sources: list[tuple[str, int, int | str]] = []
-    for path in files:
-        if path.startswith("hf:"):
-            pieces = open_pieces(path, reading.field)
-            sources.append((path, pieces.size, pieces.stamp))
-        elif path.startswith("tfds:"):
-            sources.append((path, 0, 0))
-        else:
-            status = os.stat(path)
-            sources.append((path, status.st_size, status.st_mtime_ns))
+    sources = described(files, reading.field)
     return {
         "format": stores.FORMAT,
         "version": stores.VERSION,

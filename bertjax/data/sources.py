@@ -104,6 +104,21 @@ def resolve(patterns: str | Iterable[str]) -> list[str]:
     return list(files.values())
 
 
+def described(files: Iterable[str], field: str) -> list[tuple[str, int, int | str]]:
+    """(name, bytes, stamp) of each of the files of `resolve`: equal where they are the same, and have not changed."""
+    found: list[tuple[str, int, int | str]] = []
+    for path in files:
+        if path.startswith("hf:"):
+            pieces = open_pieces(path, field)
+            found.append((path, pieces.size, pieces.stamp))
+        elif path.startswith("tfds:"):
+            found.append((path, 0, 0))
+        else:
+            status = os.stat(path)
+            found.append((path, status.st_size, status.st_mtime_ns))
+    return found
+
+
 def _parts(patterns: str) -> Iterator[str]:
     """Patterns with commas between them; the comma of hf:NAME,CONFIG is its own, and so are those of names of files."""
     whole = os.path.expanduser(patterns)

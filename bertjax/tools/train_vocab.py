@@ -5,19 +5,23 @@
 --model says what kind: wordpiece (BERT's, the default), bpe (RoBERTa's byte-level BPE) or unigram (XLM-R's).
 Writes vocab.txt or tokenizer.json, and tokenizer_config.json, to the output directory, and prints the
 unknown rate and the tokens per word on text that was not trained on, beside those of another
-vocabulary (--compare). The corpus may have any size; it is read once, in bounded memory.
+vocabulary (--compare). The corpus may have any size; it is read once, in bounded memory. A vocabulary that is there is
+kept: the same command measures it again, another one is refused without --overwrite.
 """
 
 import argparse
+import contextlib
 import itertools
+import json
 import logging
 import pathlib
 import time
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from bertjax.data.sentences import length_of
-from bertjax.data.sources import Reading
-from bertjax.formats.files import directory_for_work
+from bertjax.data.sources import Reading, described, resolve
+from bertjax.formats.files import directory_for_work, read_json, write_json
 from bertjax.tokenization.tokenizer import Tokenizer
 from bertjax.tokenization.train_subwords import train_subwords
 from bertjax.tokenization.train_vocab import VOCAB_SIZE, train_wordpiece
@@ -25,6 +29,8 @@ from bertjax.tools.arguments import Parser, add_boolean, add_fields, add_input, 
 
 _KEPT_OUT_EVERY = 100  # without --heldout, every hundredth line is measured on, not trained on
 _MEASURED_LINES = 20_000
+_RECORD = "train_vocab.json"  # beside a vocabulary: what it was made of
+_VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json")
 _OF_WORDPIECE = ("tokenize_chinese_chars", "num_unused", "min_char_count", "max_chars")
 
 
@@ -64,6 +70,7 @@ def parser() -> Parser:
         metavar="PATTERN",
         help="text to measure on (default: every 100th line, not trained on)",
     )
+    add("--overwrite", action="store_true", help="replace the vocabulary in the output directory")
     add("--compare", metavar="DIR_OR_VOCAB", help="a vocabulary to measure beside the new one")
     add_fields(parser, Reading, "format", "field", "errors", "max_line_mb")
     return parser
@@ -89,8 +96,9 @@ def train(flags: argparse.Namespace) -> None:
     out = pathlib.Path(flags.output).expanduser()
     if is_hugging_face(out) or (out / "checkpoints").exists():
         raise ValueError(f"{flags.output} holds a model, which would lose its vocabulary; choose another --output")
-    if (other_file := out / ("vocab.txt" if other_kind else "tokenizer.json")).exists():  # nothing reads both
-        raise ValueError(f"{other_file} is a vocabulary of another kind; remove it, or choose another --output")
+    flags.input = resolve(flags.input)
+    made_of = describe(flags)
+    is_there = not flags.overwrite and holds(out, made_of)
     # What is needed only at the end is opened now: counting may take hours.
     other = load_tokenizer(flags.compare) if flags.compare else None
     measured = list(itertools.islice(read_lines(flags.heldout, flags), _MEASURED_LINES)) if flags.heldout else []
@@ -101,10 +109,15 @@ def train(flags: argparse.Namespace) -> None:
     started = time.monotonic()
     lines = read_lines(flags.input, flags)
     lines = lines if flags.heldout else keep_out(lines, measured)
-    tokenizer = (train_other if other_kind else train_bert)(lines, flags)
-    tokenizer.save(flags.output)
-    file = f"{flags.output}/{tokenizer.VOCABULARY_FILE}"
-    print(f"{tokenizer.vocab_size} entries in {file}, {time.monotonic() - started:.1f} s")
+    if is_there:
+        tokenizer, told = load_tokenizer(out), "which this command has made before (--overwrite makes it again)"
+        while not flags.heldout and len(measured) < _MEASURED_LINES and next(lines, None) is not None:
+            pass  # `keep_out` fills `measured`
+    else:
+        tokenizer = (train_other if other_kind else train_bert)(lines, flags)
+        save(tokenizer, out, made_of)
+        told = f"{time.monotonic() - started:.1f} s"
+    print(f"{tokenizer.vocab_size} entries in {flags.output}/{tokenizer.VOCABULARY_FILE}, {told}")
     kind = "not " if measured else ""
     if not measured:  # under 51 lines
         measured = list(itertools.islice(read_lines(flags.input, flags), _MEASURED_LINES))
@@ -113,6 +126,41 @@ def train(flags: argparse.Namespace) -> None:
         if one is not None:
             unknown, tokens, unit = fit(one, measured)
             print(f"  {name}: {one.vocab_size} entries, unknown rate {unknown:.4%}, {tokens:.4f} tokens a {unit}")
+
+
+def describe(flags: argparse.Namespace) -> dict[str, Any]:
+    """All that decides the vocabulary: the flags, and the files with their sizes and times."""
+    others = ("input", "output", "overwrite", "compare", "heldout")
+    found = {name: value for name, value in vars(flags).items() if name not in others}
+    found |= {"input": described(flags.input, flags.field), "all lines": bool(flags.heldout)}
+    return json.loads(json.dumps(found))
+
+
+def holds(out: pathlib.Path, made_of: dict[str, Any]) -> bool:
+    """Whether the vocabulary in `out` was made of this. FileExistsError where another one would be lost."""
+    there = next((out / name for name in _VOCABULARIES if (out / name).exists()), None)
+    if there is None:
+        return False
+    old: dict[str, Any] = {}
+    with contextlib.suppress(OSError, ValueError):
+        old = read_json(out / _RECORD, dict)
+    differing = [name for name in made_of if name not in old or old[name] != made_of[name]]
+    if differing:
+        told = f" of another {', '.join(differing)}" if old else ""
+        raise FileExistsError(
+            f"{there} is a vocabulary{told}, and would be lost; choose another --output, or replace it by --overwrite"
+        )
+    return True
+
+
+def save(tokenizer: Tokenizer, out: pathlib.Path, made_of: dict[str, Any]) -> None:
+    """Writes the vocabulary and then, since it stands for a whole one, the record."""
+    (out / _RECORD).unlink(missing_ok=True)
+    tokenizer.save(out)
+    for name in _VOCABULARIES:  # of another kind: nothing reads both
+        if name != tokenizer.VOCABULARY_FILE:
+            (out / name).unlink(missing_ok=True)
+    write_json(out / _RECORD, made_of)
 
 
 def train_bert(lines: Iterator[str], flags: argparse.Namespace) -> Tokenizer:

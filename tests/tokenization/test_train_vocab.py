@@ -272,13 +272,46 @@ def test_the_vocabulary_of_a_model_is_not_replaced(tmp_path, weights):
     assert not (tmp_path / "m" / "vocab.txt").exists()
 
 
-@pytest.mark.parametrize("first, second", [("wordpiece", "bpe"), ("unigram", "wordpiece")])
-def test_a_vocabulary_is_not_put_beside_one_of_another_kind(tmp_path, first, second):
-    arguments = [f"--input={write(tmp_path)}", f"--output={tmp_path / 'v'}", "--vocab_size=300"]
-    tool.main([*arguments, f"--model={first}"])
-    with pytest.raises(SystemExit, match="v/(vocab.txt|tokenizer.json) is a vocabulary of another kind"):
-        tool.main([*arguments, f"--model={second}"])
+@pytest.mark.parametrize(
+    "made, change, told",
+    [
+        ("wordpiece", "--vocab_size=200", "v/vocab.txt is a vocabulary of another vocab_size, and would be lost"),
+        ("wordpiece", "--model=bpe", "v/vocab.txt is a vocabulary of another model, "),
+        ("unigram", "--model=wordpiece", "v/tokenizer.json is a vocabulary of another model, "),
+        ("wordpiece", "text", "another input"),
+        ("wordpiece", "record", "v/vocab.txt is a vocabulary, and would be lost; choose another --output, or replace"),
+    ],
+)
+def test_another_vocabulary_is_replaced_only_where_that_is_asked_for(tmp_path, made, change, told):
+    arguments = [f"--input={write(tmp_path)}", f"--output={tmp_path / 'v'}", "--vocab_size=300", f"--model={made}"]
+    tool.main(arguments)
+    before = {path: path.read_bytes() for path in (tmp_path / "v").iterdir()}
+    if change == "text":
+        (tmp_path / "part0.txt").write_text("other text\n" * 100)
+    elif change == "record":  # an older version, or another program, has made it
+        (tmp_path / "v" / "train_vocab.json").unlink()
+    else:
+        arguments.append(change)
+    with pytest.raises(SystemExit, match=f"{told}.*--overwrite"):
+        tool.main(arguments)
+    assert before.items() >= {path: path.read_bytes() for path in (tmp_path / "v").iterdir()}.items()
+    tool.main([*arguments, "--overwrite"])
     assert load_tokenizer(tmp_path / "v").vocab_size <= 300
+    tool.main(arguments)  # which is now the one that has made it
+
+
+@pytest.mark.parametrize("heldout", [False, True])
+def test_the_same_command_keeps_its_vocabulary_and_measures_it_again(tmp_path, capsys, heldout):
+    pattern = write(tmp_path)
+    arguments = [f"--input={pattern}", f"--output={tmp_path / 'v'}", "--vocab_size=300"]
+    arguments += [f"--heldout={pattern}"] * heldout
+    tool.main(arguments)
+    first = capsys.readouterr().out.splitlines()
+    times = {path: path.stat().st_mtime_ns for path in (tmp_path / "v").iterdir()}
+    tool.main([*arguments, f"--compare={tmp_path / 'v'}"])
+    again = capsys.readouterr().out.splitlines()
+    assert times == {path: path.stat().st_mtime_ns for path in (tmp_path / "v").iterdir()}
+    assert "which this command has made before" in again[-4] and again[-3:-1] == first[-2:] and again[-1] == again[-2]
 
 
 def test_the_fit_of_a_text_without_tokens_is_not_a_number():
