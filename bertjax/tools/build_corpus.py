@@ -32,6 +32,7 @@ from bertjax.tools.arguments import (
     add_settings,
     fields_of,
     make_parser,
+    naming_flags,
     refusals,
     require_used,
 )
@@ -71,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = make("--inspect" in arguments[:cut])
     flags = parser.parse_args(arguments[:cut])
     try:
-        with refusals("build_corpus"):
+        with refusals("build_corpus"), naming_flags(parser):
             if not flags.input and not flags.inspect:
                 raise ValueError("nothing to do: give --input='PATTERN' to build, --inspect to look")
             for name in ("seq_length", "examples", "packed", "split", "seed"):

@@ -366,9 +366,18 @@ def test_a_pattern_without_a_match_is_refused(tmp_path):
 def test_the_remedy_of_a_line_that_is_too_long_is_a_flag(tmp_path):
     (tmp_path / "a.txt").write_text("some words " * 100_000)
     arguments = [f"--input={tmp_path / 'a.txt'}", f"--output={tmp_path / 'x'}"]
-    with pytest.raises(SystemExit, match="longer than 1 MiB.*raise max_line_mb"):
+    with pytest.raises(SystemExit, match="longer than 1 MiB.*raise --max_line_mb"):
         tool.main([*arguments, "--max_line_mb=1"])
     tool.main([*arguments, "--max_line_mb=2"])
+
+
+def test_a_refusal_names_the_flags_of_the_command_and_the_arguments_of_the_call(tmp_path):
+    given = "vocab_size=60 is too small: .* Raise {0}vocab_size, lower {0}num_unused or {0}max_chars, or raise {0}min"
+    with pytest.raises(ValueError, match=f"^{given.format('')}"):
+        train_wordpiece(["".join(map(chr, range(0x4E00, 0x4F00)))], 60)
+    (tmp_path / "in.txt").write_text("".join(map(chr, range(0x4E00, 0x4F00))))
+    with pytest.raises(SystemExit, match=f"^train_vocab: --{given.format('--')}"):
+        tool.main([f"--input={tmp_path}/in.txt", f"--output={tmp_path / 'x'}", "--vocab_size=60"])
 
 
 # --- real text --------------------------------------------------------------------------------
