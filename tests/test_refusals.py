@@ -145,6 +145,7 @@ BAD = [
     ("evaluate --model={p}/model --task=tabel --data={p}", "tabel"),
     ("evaluate --model={p}/model --task=mrpc --data={p} --max_length=16", "{p}"),
     ("evaluate --model={p}/model --task=mrpc --data={p} --split=nope --max_length=16", "{p}"),
+    ("evaluate --model={p}/model --task=mrpc --data={p} --max_length=16 --out={p}/new/out", "{p}"),
     ("predict --model={p}/absent --task=fill-mask --text=a", "absent"),
     ("predict --model={p}/a.txt --task=fill-mask --text=a", "a.txt"),
     ("predict --model={p}/deep --task=fill-mask --text=a --out={p}/new/o", "deep/config.json"),

@@ -180,7 +180,10 @@ class GlueTask(TextTask):
                 f"QNLI {split} has {len(records)} rows, not the {_QNLI_ROWS[split]} of version 2; "
                 "version 1 is obsolete: its splits overlap and its submissions are refused"
             )
-        return Split(split, records, all_labelled(records), fingerprint, tuple(notes))
+        labelled = all_labelled(records)
+        if records and not labelled and split.startswith("test"):
+            notes.append("GLUE keeps those of its test sets, and scores the file of a submission at gluebenchmark.com")
+        return Split(split, records, labelled, fingerprint, tuple(notes))
 
     def _read_named(self, split: str) -> Split:
         path = f"{self.source}:{self.spec.named[split]}"

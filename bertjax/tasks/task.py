@@ -143,9 +143,10 @@ class Task:
     def check_split(self, split: str) -> None:
         """Raises ValueError naming the splits that there are, if this is none of them."""
         if split not in self.splits:
+            known = [name + f" ({file})" * (split in str(file)) for name, file in self.splits.items()]
             cut = ". The task's option files={'train': 'train[:90%]', 'dev': 'train[90%:]'} cuts one in two"
             raise ValueError(
-                f"{self.name} has no split {split!r}; one of {', '.join(self.splits)}"
+                f"{self.name} has no split {split!r}; one of {', '.join(known)}"
                 + cut * str(self.source).startswith("hf:")
             )
 

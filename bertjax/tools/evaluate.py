@@ -13,6 +13,7 @@ the null threshold of SQuAD 2.0 is the one found on dev.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pathlib
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from bertjax.config import Config, TaskSettings, finetune_config
 from bertjax.config_checks import check_config
+from bertjax.formats.files import directory_for_work
 from bertjax.tools.arguments import add_settings, make_parser, refusals, require_used
 
 if TYPE_CHECKING:  # jax is set up before they are imported
@@ -82,11 +84,10 @@ def evaluate(flags: Any, config: Config) -> dict[str, Any]:
         config = config.replace({"task.max_length": stored.max_length})
     directory, options = _one_file(name, config.task.data, flags.split, options)
     task = job.make_task(name, directory, options)
-    if flags.out:
-        flags.out.mkdir(parents=True, exist_ok=True)
     execution = Execution.of(config.execution, jax.default_backend())
     how = dict(write_to=flags.out, labels=labels, must_score=not flags.out)
-    scores = job.evaluate(task, flags.model, config, flags.split, execution, **how)
+    with directory_for_work(flags.out) if flags.out else contextlib.nullcontext():
+        scores = job.evaluate(task, flags.model, config, flags.split, execution, **how)
     found = {"scores": None} if scores is None else {"scores": dict(scores.values), "flags": list(scores.flags)}
     return {
         "model": str(source.directory if source.kind == "huggingface" else flags.model),

@@ -145,6 +145,12 @@ def test_bad_labels_name_file_line_and_the_allowed_values(folder):
         GlueTask("stsb", path).read("dev")
 
 
+@pytest.mark.parametrize("split, told", [("test_matched", "test"), ("dev_matched", "dev")])
+def test_the_name_of_a_file_is_answered_by_its_split(folder, split, told):
+    with pytest.raises(ValueError, match=rf"mnli has no split '{split}'; one of .*{told} \({split}.tsv\)"):
+        GlueTask("mnli", folder("MNLI/test_matched.tsv", "")).read(split)
+
+
 def test_test_labels_of_minus_one_are_no_labels(folder):
     path = folder("WNLI/test.tsv", "sentence1\tsentence2\tlabel\n" + "a b\tc\t-1\n" * 5)
     task = GlueTask("wnli", path)
@@ -152,7 +158,7 @@ def test_test_labels_of_minus_one_are_no_labels(folder):
     assert not split.labelled
     features = task.features(split, Words(), 32, training=False)
     assert len(features) == 5 and "labels" not in features[0]
-    with pytest.raises(ValueError, match="no labels.*scoring"):
+    with pytest.raises(ValueError, match="no labels \\(GLUE keeps those of its test sets.*scoring"):
         task.score(split, features, one_hot([0] * 5, 2))
     with pytest.raises(ValueError, match="no labels.*training"):
         task.features(split, Words(), 32, training=True)
