@@ -159,7 +159,11 @@ def problems(numbers: Mapping[str, Any], manifest: Mapping[str, Any]) -> Iterato
             f"{numbers['unknown_rate']:.1%} of the tokens are unknown to the tokenizer.{files('unknown')} "
             + UNKNOWN_CAUSES,
         )
-    enough = numbers["documents"] >= JUDGED_DOCUMENTS and numbers["tokens"] >= JUDGED_TOKENS
+    documents, tokens = (
+        sum(split[name] for split in manifest["splits"].values())  # copies of a text are all in one split
+        for name in ("documents", "tokens")
+    )
+    enough = documents >= JUDGED_DOCUMENTS and tokens >= JUDGED_TOKENS
     if enough and beyond("max_duplicate_share", numbers["duplicate_share"]):
         yield (
             "max_duplicate_share",

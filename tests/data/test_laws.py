@@ -104,6 +104,15 @@ def test_mostly_copies_are_refused_and_named(tmp_path, tokenizer, documents, tex
     assert manifest["duplicate_share"] == 0 and manifest["documents"] == 10
 
 
+def test_copies_are_refused_also_where_they_are_held_out(tmp_path, tokenizer, documents):
+    docs = documents(60, sentences=(5, 9))
+    build_store(None, tokenizer, tmp_path / "s", documents=docs)
+    held = TokenStore(tmp_path / "s", "heldout").document(0)
+    copied = next(doc for doc in docs if sum(len(line.split()) for line in doc) == sum(map(len, held)))
+    with pytest.raises(ValueError, match=r"9\d% of the tokens are in documents whose text occurs more than once"):
+        build_store(None, tokenizer, tmp_path / "t", documents=[*docs, *[copied] * 2000])
+
+
 def test_unknown_words_are_refused_with_the_file(tmp_path, make_tokenizer):
     (tmp_path / "a.txt").write_text("the cat sat\n" * 20 + "\ncat sat\nthe cat\n")
     (tmp_path / "b.txt").write_text("le chat est assis\n" * 20)
