@@ -28,7 +28,7 @@ MODELS = {
     "spans": heads.BertForQuestionAnswering(CONFIG),
     "pretraining": heads.BertForPreTraining(CONFIG),
     # Its BiLSTM is as wide as the layers that it reads: one layer is not enough to know it.
-    "feature tagger": BertFeatureTagger(CONFIG, num_labels=3, layers="concat_last_4"),
+    "feature tagger": BertFeatureTagger(CONFIG, num_labels=3, layers="concat_last_4", lstm_size=8, lstm_layers=1),
 }
 
 
