@@ -68,22 +68,17 @@ def score_v1(data: Sequence[Mapping], predictions: Mapping[str, str]) -> dict[st
 
 
 def score_v2(
-    data: Sequence[Mapping],
-    predictions: Mapping[str, str],
-    null_odds: Mapping[str, float] | None = None,
-    threshold: float = 1.0,
+    data: Sequence[Mapping], predictions: Mapping[str, str], null_odds: Mapping[str, float], threshold: float
 ) -> dict[str, Any]:
-    """SQuAD 2.0, with the best thresholds if `null_odds` is given.
+    """SQuAD 2.0, with the best thresholds.
 
-    `null_odds` maps a question id to how likely it has no answer: a probability, or the null score minus the best
-    span's score. An answer whose odds are above `threshold` is taken as empty (1.0, the official default, never applies
-    to probabilities). Where the predictions are to be searched for the best threshold they must be the best non-empty
-    spans, else an answer that was blanked before cannot come back. A missing prediction leaves the question out, as
-    officially.
+    `predictions` are the best non-empty spans. `null_odds` maps a question id to how likely it has no answer: a
+    probability, or the null score minus the span's score. An answer whose odds are above `threshold` is taken as empty.
+    A missing prediction leaves the question out, as officially.
 
-    Returns, in percent: exact, f1, HasAns_/NoAns_ of both; with null_odds best_exact, best_f1 and their *_thresh, and
-    threshold_curve, some [threshold, exact, f1] of every threshold from "never an answer" on; and the counts total,
-    HasAns_total, NoAns_total, missing.
+    Returns, in percent: exact, f1, HasAns_/NoAns_ of both; best_exact, best_f1 and their *_thresh; threshold_curve,
+    some [threshold, exact, f1] of every threshold from "never an answer" on; and the counts total, HasAns_total,
+    NoAns_total, missing.
     """
     has_answer: dict[str, bool] = {}
     raw_exact: dict[str, float] = {}
@@ -98,12 +93,11 @@ def score_v2(
         raw_f1[key] = max(f1(gold, predictions[key]) for gold in golds)
     if not raw_exact:
         raise ValueError("none of the predictions belongs to a question of this file")
-    odds = {key: 0.0 for key in raw_exact} if null_odds is None else null_odds
-    if lacking := [key for key in raw_exact if key not in odds]:
+    if lacking := [key for key in raw_exact if key not in null_odds]:
         raise ValueError(f"{len(lacking)} questions without null odds, the first is {lacking[0]!r}")
 
     def decided(scores: Mapping[str, float]) -> dict[str, float]:
-        return {key: float(not has_answer[key]) if odds[key] > threshold else value for key, value in scores.items()}
+        return {k: float(not has_answer[k]) if null_odds[k] > threshold else value for k, value in scores.items()}
 
     result: dict[str, Any] = {}
     for name, scores in (("exact", decided(raw_exact)), ("f1", decided(raw_f1))):
@@ -115,12 +109,11 @@ def score_v2(
                 result[f"{kind}_{name}"] = 100.0 * sum(part) / len(part)
     result["total"] = len(raw_exact)
     result["missing"] = len(has_answer) - len(raw_exact)
-    if null_odds is not None:
-        curves = [threshold_curve(scores, null_odds, has_answer) for scores in (raw_exact, raw_f1)]
-        for name, curve in zip(("exact", "f1"), curves, strict=True):
-            result[f"best_{name}"], result[f"best_{name}_thresh"] = _best_threshold(curve)
-        thinned = sorted({round(i * (len(curves[0]) - 1) / CURVE_POINTS) for i in range(CURVE_POINTS + 1)})
-        result["threshold_curve"] = [[*curves[0][i], curves[1][i][1]] for i in thinned]
+    curves = [threshold_curve(scores, null_odds, has_answer) for scores in (raw_exact, raw_f1)]
+    for name, curve in zip(("exact", "f1"), curves, strict=True):
+        result[f"best_{name}"], result[f"best_{name}_thresh"] = _best_threshold(curve)
+    thinned = sorted({round(i * (len(curves[0]) - 1) / CURVE_POINTS) for i in range(CURVE_POINTS + 1)})
+    result["threshold_curve"] = [[*curves[0][i], curves[1][i][1]] for i in thinned]
     return result
 
 

@@ -40,8 +40,11 @@ def one_paragraph(**golds):
 def test_scores_of_published_predictions_equal_the_official_ones_to_the_last_digit(shared_data, name):
     version = name[:3]
     data = read(shared_data, f"dev-v{version}.rebuilt.json")["data"]
-    score = squad_score.score_v1 if version == "1.1" else squad_score.score_v2
-    result = score(data, read(shared_data, f"predictions-{name}.json"))
+    predictions = read(shared_data, f"predictions-{name}.json")
+    if version == "1.1":
+        result = squad_score.score_v1(data, predictions)
+    else:
+        result = squad_score.score_v2(data, predictions, dict.fromkeys(predictions, 0.0), threshold=1.0)
     assert (result["exact"], result["f1"]) == PUBLISHED[name]
     assert result["total"] == {"1.1": 10570, "2.0": 11873}[version]
 
@@ -134,7 +137,7 @@ def test_the_best_score_is_what_its_threshold_gives_also_where_odds_are_equal():
             applied = squad_score.score_v2(data, predictions, odds, threshold)
             assert (applied["exact"], applied["f1"]) == (exact, f1)
     tied = dict.fromkeys(predictions, 1.0)
-    assert squad_score.score_v2(data, predictions, tied)["best_exact"] == 62.5
+    assert squad_score.score_v2(data, predictions, tied, threshold=0.0)["best_exact"] == 62.5
 
 
 def test_the_threshold_of_a_model_that_should_never_answer_leaves_every_question_empty():
@@ -160,13 +163,13 @@ def test_empty_answers_are_equal_in_version_2_and_worth_nothing_in_1():
 def test_missing_predictions_count_zero_in_1_and_are_left_out_and_counted_in_2():
     data = one_paragraph(q1=["x"], q2=["y"])
     first = squad_score.score_v1(data, {"q1": "x"})
-    second = squad_score.score_v2(data, {"q1": "x"})
+    second = squad_score.score_v2(data, {"q1": "x"}, {"q1": 0.0}, threshold=0.0)
     assert (first["exact"], first["missing"]) == (50.0, 1)
     assert (second["exact"], second["missing"]) == (100.0, 1)
     with pytest.raises(ValueError, match="none of the predictions"):
-        squad_score.score_v2(data, {"other": "x"})
+        squad_score.score_v2(data, {"other": "x"}, {"other": 0.0}, threshold=0.0)
     with pytest.raises(ValueError, match="without null odds.*q1"):
-        squad_score.score_v2(data, {"q1": "x"}, {})
+        squad_score.score_v2(data, {"q1": "x"}, {}, threshold=0.0)
 
 
 def test_a_threshold_apart_from_all_odds_decides_as_the_official_one():
