@@ -18,7 +18,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from multiprocessing import resource_tracker
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -137,13 +137,10 @@ class PretrainingBatches(EndlessBatches):
     Args:
       stores: a `TokenStore` or its path, or several: a mixture.
       seq_length: T; at least 5 (3 without NSP).
-      batch_size: B, rows of the global batch, divisible by process_count.
+      batch_size, process_index, process_count: as of `Share`.
       seed: of pairs and order. Masks have their own.
       weights: of a mixture; default by the number of tokens.
-      packed: several pairs a row, at most T // 32, 4..16.
-      process_index, process_count: which contiguous slice of the rows to make.
-      short_seq_prob: share of documents whose pairs are shorter than T (0.1 in the original).
-      nsp: False gives single segments instead of pairs, with nsp_weights 0.
+      drawing: `packed`, `short_seq_prob` and `nsp` of `PairRows`; without NSP nsp_weights are 0.
     """
 
     def __init__(
@@ -154,31 +151,18 @@ class PretrainingBatches(EndlessBatches):
         seed: int = 0,
         *,
         weights: Sequence[float] | None = None,
-        packed: bool = False,
         process_index: int = 0,
         process_count: int = 1,
-        short_seq_prob: float = 0.1,
-        nsp: bool = True,
+        **drawing: Any,
     ):
         share = Share(batch_size, process_index, process_count)
         if isinstance(stores, (TokenStore, str, os.PathLike)):
             stores = [stores]
-        self.seq_length = seq_length
-        self.stores = [s if isinstance(s, TokenStore) else TokenStore(s) for s in stores]
-        check_one_tokenizer(self.stores)
-        rows = [
-            PairRows(
-                store,
-                seq_length,
-                int(combine(np.uint64(seed % 2**64), np.uint64(number))),
-                short_seq_prob=short_seq_prob,
-                nsp=nsp,
-                packed=packed,
-            )
-            for number, store in enumerate(self.stores)
-        ]
-        if weights is None:
-            weights = [store.num_tokens for store in self.stores]
+        stores = [s if isinstance(s, TokenStore) else TokenStore(s) for s in stores]
+        check_one_tokenizer(stores)
+        seeds = [int(combine(np.uint64(seed % 2**64), np.uint64(number))) for number in range(len(stores))]
+        rows = [PairRows(store, seq_length, own, **drawing) for store, own in zip(stores, seeds, strict=True)]
+        weights = [store.num_tokens for store in stores] if weights is None else weights
         super().__init__(rows, share, seed, weights)
 
 
@@ -240,14 +224,13 @@ class EvaluationBatches(FiniteBatches):
         *,
         process_index: int = 0,
         process_count: int = 1,
-        short_seq_prob: float = 0.1,
-        nsp: bool = True,
         max_rows: int | None = None,
+        **drawing: Any,
     ):
         share = Share(batch_size, process_index, process_count)
-        self.store = store if isinstance(store, TokenStore) else TokenStore(store, "heldout")
-        self.nsp = nsp
-        rows = PairRows(self.store, seq_length, seed, short_seq_prob=short_seq_prob, nsp=nsp, shuffle=False)
+        store = store if isinstance(store, TokenStore) else TokenStore(store, "heldout")
+        rows = PairRows(store, seq_length, seed, shuffle=False, **drawing)
+        self.nsp = rows.nsp
         super().__init__(rows, share, max_rows)
 
 

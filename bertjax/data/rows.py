@@ -61,8 +61,8 @@ class PairRows:
         seq_length: int,
         seed: int,
         *,
-        short_seq_prob: float,
-        nsp: bool,
+        short_seq_prob: float = 0.1,
+        nsp: bool = True,
         packed: bool = False,
         shuffle: bool = True,
     ):
