@@ -10,7 +10,6 @@ files readable for at least six months and writes the version into them.
 """
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ import numpy as np
 from jax import export
 
 from bertjax.formats.arrays import read_safetensors, write_safetensors
-from bertjax.formats.files import whole_directory
+from bertjax.formats.files import whole_directory, write_json
 from bertjax.interop.loaded import LoadedModel, largest_difference
 from bertjax.model.paths import flatten, unflatten
 from bertjax.model.presets import Execution
@@ -60,21 +59,16 @@ def export_model(
     with whole_directory(target, overwrite) as directory:
         (directory / "model.stablehlo").write_bytes(exported.serialize())
         write_safetensors(directory / "model.safetensors", weights)
-        (directory / "export.json").write_text(
-            json.dumps(
-                {
-                    "model": type(model).__name__,
-                    "inputs": ["weights", "input_ids", "attention_mask", "token_type_ids"],
-                    "max_length": model.config.max_position_embeddings,
-                    "platforms": list(platforms),
-                    "jax": jax.__version__,
-                    "config": dataclasses.asdict(model.config),
-                    "labels": list((loaded.labels or {}).values()),
-                },
-                indent=2,
-            )
-            + "\n"
-        )
+        about = {
+            "model": type(model).__name__,
+            "inputs": ["weights", "input_ids", "attention_mask", "token_type_ids"],
+            "max_length": model.config.max_position_embeddings,
+            "platforms": list(platforms),
+            "jax": jax.__version__,
+            "config": dataclasses.asdict(model.config),
+            "labels": list((loaded.labels or {}).values()),
+        }
+        write_json(directory / "export.json", about, indent=2)
         if loaded.tokenizer is not None:
             loaded.tokenizer.save(directory, loaded.config.max_position_embeddings)
         function = export.deserialize((directory / "model.stablehlo").read_bytes())

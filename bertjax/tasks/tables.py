@@ -174,24 +174,19 @@ def _read_json_lines(path: pathlib.Path, required: Sequence[str], remedy: str) -
 
 
 class TableWriter:
-    """Writes rows to a stream as 'csv', 'tsv' or 'jsonl', so that `read_table` reads the same.
+    """Writes rows to a stream as 'csv' or 'tsv', the names of the columns first, so that `read_table` reads the same.
 
-    `columns` are those of a CSV or TSV file, which gets a header; a cell that is not text is written as JSON. JSON
-    lines are the rows as they are.
+    A cell that is not text is written as JSON.
     """
 
-    def __init__(self, stream: IO[str], kind: str, columns: Sequence[str] = ()):
+    def __init__(self, stream: IO[str], kind: str, columns: Sequence[str]):
         self._stream, self._kind, self._columns = stream, kind, tuple(columns)
         self._csv = csv.writer(stream, lineterminator="\n")
         self._all = csv.writer(stream, lineterminator="\n", quoting=csv.QUOTE_ALL)
-        if kind != "jsonl":
-            self.write(dict(zip(columns, columns, strict=True)))
+        self.write(dict(zip(columns, columns, strict=True)))
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Raises ValueError for a cell that does not fit a TSV file."""
-        if self._kind == "jsonl":
-            self._stream.write(json.dumps(row, ensure_ascii=False) + "\n")
-            return
         values = ["" if row.get(column) is None else row[column] for column in self._columns]
         cells = [value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in values]
         if self._kind == "tsv":

@@ -7,7 +7,6 @@ A task says how to read, featurise, score and write; the loop, the sweep and the
 """
 
 import hashlib
-import json
 import math
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from bertjax.data.named import is_name, read_rows, splits_of
-from bertjax.formats.files import whole_file
+from bertjax.data.objects import write_rows
 from bertjax.tasks.batches import Features
 from bertjax.tasks.metrics import Scores
 from bertjax.tokenization import Tokenizer
@@ -179,8 +178,7 @@ def likeliest(names: Sequence[str], shares: np.ndarray, count: int = 3) -> list[
 def write_predictions(directory: pathlib.Path, split: Split, rows: Iterable[Mapping[str, Any]]) -> list[pathlib.Path]:
     """Writes predictions_SPLIT.jsonl, a line for each record."""
     path = directory / f"predictions_{split.name}.jsonl"
-    with whole_file(path) as file:
-        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    write_rows(rows, path)
     return [path]
 
 

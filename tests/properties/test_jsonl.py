@@ -1,6 +1,5 @@
 """JSON lines: what is accepted means the same as to the json module, the rest is refused."""
 
-import io
 import json
 import math
 
@@ -8,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bertjax.data.objects import write_rows
 from bertjax.tasks.custom import TableTask
 from bertjax.tasks.inputs import read_inputs
 from bertjax.tasks.make import Remembered
-from bertjax.tasks.tables import TableWriter, read_objects, read_table
+from bertjax.tasks.tables import read_objects, read_table
 
 TEXT = st.one_of(
     st.sampled_from(
@@ -150,10 +150,7 @@ def test_records_have_the_texts_and_labels_of_the_objects(directory, lines, head
 
 
 @given(rows=st.lists(st.dictionaries(TEXT, VALUES, max_size=3), max_size=3))
-def test_written_lines_are_one_object_each(rows):
-    stream = io.StringIO(newline="")
-    writer = TableWriter(stream, "jsonl")
-    for row in rows:
-        writer.write(row)
-    lines = stream.getvalue().split("\n")
+def test_written_lines_are_one_object_each(directory, rows):
+    write_rows(rows, directory / "a.jsonl")
+    lines = (directory / "a.jsonl").read_bytes().decode().split("\n")
     assert lines[-1] == "" and same([json.loads(line) for line in lines[:-1]], rows)
