@@ -187,6 +187,7 @@ BAD = [
     ("convert --from={p}/shards --out={p}/new/out", "shards/model.safetensors.index.json"),
     ("report {p}/absent", "absent"),
     ("report {p}/model", "model"),
+    ("report gs://bucket/run", "gs://bucket/run is not on a local disk"),
     ("report", "RUN"),
     ("train_vocab --input={p}/absent --output={p}/new", "absent"),
     ("train_vocab --input={p}/a.txt --output={p}/new --num_unused=-1", "at least 0"),
@@ -211,6 +212,13 @@ BAD = [
             "convert --from={p}/model --out",
             "predict --model={p}/model --task=fill-mask --text=[MASK] --out",
             "sweep --task=mrpc --data={p} --init_from={p}/model --workdir",
+            # and what is read, but for stores
+            "build_corpus --input={p}/a.txt --output={p}/new/s --tokenizer",
+            "build_corpus --output={p}/new/s --input",
+            "convert --out={p}/new/out --from",
+            "features --model={p}/model --out={p}/x.npz --file",
+            "sweep --task=mrpc --init_from={p}/model --workdir={p}/new/w --data",
+            "train_vocab --input={p}/a.txt --output={p}/new --compare",
         )
     ),
     ("build_corpus --inspect --output={p}/absent", "absent"),

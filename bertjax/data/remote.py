@@ -16,11 +16,13 @@ _AT_ONCE = 16  # files copied side by side: one alone does not fill the network
 
 def local_store(url: str, cache: str = "") -> Path:
     """A copy on this machine of the token store at `url` (gs://...), whole or not there, in the directory `cache` ('' =
-    CACHE). It is found again by the store's name and content.
+    CACHE). It is found again by the store's name and content. The path of a store that is on this machine comes back.
 
     Raises:
       ValueError: no store there, a damaged one, or the package that reads it is not installed.
     """
+    if "://" not in url:
+        return Path(url)
     source = resolve_directory(url)
     try:
         content = (source / "manifest.json").read_bytes()

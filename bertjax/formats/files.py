@@ -218,6 +218,15 @@ def _locked(directory: Path, wait: bool = True) -> Iterator[bool]:
         os.close(handle)
 
 
+def on_disk(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
+    """The path. ValueError for gs://BUCKET/NAME, which would be a directory called gs: here."""
+    if "://" in os.fspath(path):
+        raise ValueError(
+            f"{path} is not on a local disk; copy it here first (for example gcloud storage cp -r) and name the copy"
+        )
+    return path
+
+
 def read_json(path: str | os.PathLike[str], kind: type = object) -> Any:
     """The content of a JSON file that a user brings (UTF-8, with or without a byte-order mark).
 

@@ -294,7 +294,7 @@ def _open_stores(config: Config, workdir: epath.Path) -> tuple[list[TokenStore],
                 "config.data.corpus: TFRecords bring their masks and cannot be mixed with token stores; several "
                 f"patterns of TFRecords go after one {TFRECORD}, separated by commas"
             )
-        stores.append(TokenStore(local_store(path, config.data.cache) if "://" in path else path))
+        stores.append(TokenStore(local_store(path, config.data.cache)))
         try:
             weights.append(float(weight) if weight else None)
         except ValueError:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bertjax.config import did_you_mean, nearest
+from bertjax.formats.files import on_disk
 from bertjax.tasks.custom import TableTask
 from bertjax.tasks.glue import GLUE, GlueTask
 from bertjax.tasks.ner import NerTask
@@ -92,7 +93,7 @@ def make_task(name: str, data: str, options: Mapping[str, Any] | None = None) ->
     The task keeps both as `kind` and `options`, for the model that is trained on it.
     """
     name = task_name(name, TASKS)
-    make, options, data = TASKS[name], dict(options or {}), os.path.expanduser(data)
+    make, options, data = TASKS[name], dict(options or {}), os.path.expanduser(on_disk(data))
     options |= {option: names_in(options[option]) for option in ("labels", "headerless") if option in options}
     # pandas calls columns without names 0, 1, ...
     options |= {option: str(options[option]) for option in ("text", "label") if type(options.get(option)) is int}

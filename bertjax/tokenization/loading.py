@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bertjax.formats import hub
-from bertjax.formats.files import parse_json
+from bertjax.formats.files import on_disk, parse_json
 from bertjax.tokenization import description as files
 from bertjax.tokenization import families
 from bertjax.tokenization.description import CONFIG_FILE
@@ -51,7 +51,7 @@ def load_tokenizer(path: str | Path, do_lower_case: bool | None = None) -> Token
             f"{path!r:.80} is no path of a tokenizer; one of transformers is saved by its save_pretrained(DIR), and "
             "loaded from DIR"
         )
-    path = Path(path).expanduser()
+    path = Path(on_disk(path)).expanduser()
     directory, vocab_file = _find(path)
     named = directory if path.is_dir() else path
     stored = files.read_settings(directory)

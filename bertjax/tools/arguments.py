@@ -14,7 +14,7 @@ import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from bertjax.formats.files import parse_json
+from bertjax.formats.files import on_disk, parse_json
 from bertjax.interruption import refusals as refusals
 from bertjax.interruption import refuse
 
@@ -46,14 +46,14 @@ class Parser(argparse.ArgumentParser):
 
     def add_argument(self, *names: str, **options: Any) -> argparse.Action:
         """As argparse's; a value is N, X or TEXT in the help unless its name says more. A whole number is at least
-        `least`, 1 by default."""
+        `least`, 1 by default. What is `written` must be on a local disk: --out and --output, unless they say no."""
         takes_value = options.get("action", "store") in ("store", "append") and "choices" not in options
         if takes_value and names[0].startswith("-"):
             kinds = {int: "N", float: "X", boolean: "true|false", json_object: "JSON"}
             options.setdefault("metavar", kinds.get(options.get("type"), "TEXT"))
         if options.get("type") is int:
             options["type"] = functools.partial(_at_least, options.pop("least", 1))
-        if names[0] in ("--out", "--output") or options.get("type") is pathlib.Path:
+        if options.pop("written", names[0] in ("--out", "--output") or options.get("type") is pathlib.Path):
             options["type"] = functools.partial(_local, options.get("type", str))
         return super().add_argument(*names, **options)
 
@@ -241,7 +241,15 @@ def _at_least(least: int, text: str) -> int:
 
 def file_or_stdin(text: str) -> str:
     """The value of a flag that names what is read: - is the standard input."""
-    return "/dev/stdin" if text == "-" else text
+    return "/dev/stdin" if text == "-" else read(text)
+
+
+def read(text: str) -> str:
+    """The value of a flag that names what is read from a local disk."""
+    try:
+        return str(on_disk(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def json_object(text: str) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import pathlib
 import re
 import statistics
 import sys
@@ -198,11 +197,12 @@ def rows_per_second(store: Any, seq_length: int, packed: bool, rows: int = 20_00
 
 def run_input(flags: argparse.Namespace) -> None:
     """`bench input`."""
+    from bertjax.data.remote import local_store
     from bertjax.data.store import TokenStore
 
     if not flags.store:
         raise ValueError("give --store=DIR, a token store (python -m bertjax.tools.build_corpus makes one)")
-    store = TokenStore(flags.store)
+    store = TokenStore(local_store(flags.store))
     report = {
         f"{length} {kind}": rows_per_second(store, length, kind == "packed", flags.rows)
         for length in flags.lengths
@@ -228,7 +228,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("shapes", nargs="*", metavar="MODEL@LENGTHxROWS", help=f"steps to time (default: {' '.join(SHAPES)})")
     add("--steps", type=int, default=20, help="timed steps of a round (default 20)")
     add("--rounds", type=int, default=3, help="how often each is timed (default 3)")
-    add("--store", type=pathlib.Path, help="input: a token store")
+    add("--store", help="input: a token store (at gs:// too)")
     add("--lengths", type=int, nargs="+", default=[128, 512], help="input: tokens of a row (default 128 512)")
     add("--rows", type=int, default=20_000, help="input: rows that are timed (default 20000)")
     add("--json", action="store_true", help="print one JSON object instead of a table")

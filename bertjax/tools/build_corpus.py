@@ -22,6 +22,7 @@ from bertjax.data.sentences import UNSPACED
 from bertjax.data.sources import FORMATS, Reading, resolve
 from bertjax.data.splits import BuildSettings
 from bertjax.data.store import SPLITS, TokenStore
+from bertjax.formats.files import on_disk
 from bertjax.interruption import Interrupted
 from bertjax.tokenization import Tokenizer, WordPieceTokenizer, load_tokenizer
 from bertjax.tools.arguments import (
@@ -45,7 +46,7 @@ def make(inspecting: bool = False) -> Parser:
     add_input(parser)
     add("--tokenizer", help="directory or file (python -m bertjax.tools.train_vocab makes one)")
     add_boolean(parser, "do_lower_case", None, "only if the tokenizer does not say")
-    add("--output", required=True, help="directory of the store")
+    add("--output", required=True, written=not inspecting, help="directory of the store (to --inspect, at gs:// too)")
     add("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: all cores)")
     add("--shard", metavar="i/n", help="make only every n-th shard from i on, i from 0")
     add("--runner", default="local", choices=("local", "beam"), help="beam: Apache Beam; its options follow after --")
@@ -89,6 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def build(flags: argparse.Namespace, beam_options: list[str]) -> None:
     """Builds the store; prints how the files are read, progress and the summary."""
+    on_disk(flags.output)  # where --inspect is given too
     if not flags.tokenizer:
         raise ValueError("--tokenizer=DIR is missing; python -m bertjax.tools.train_vocab makes one")
     seen = preview(resolve(flags.input), Reading(**fields_of(flags, Reading)))
@@ -240,9 +242,10 @@ def inspect(flags: argparse.Namespace) -> None:
     """Prints statistics of the store and decoded rows."""
     from bertjax.config_checks import check_config
     from bertjax.data.inspection import decoded_examples, pair_statistics
+    from bertjax.data.remote import local_store
 
     require_used(flags.given, ["masking."], "--inspect")
-    store = TokenStore(flags.output, flags.split)
+    store = TokenStore(local_store(flags.output), flags.split)
     print(summary(store.manifest, flags.output))
     print(f"\nfirst epoch of {flags.split!r} at length {flags.seq_length}")
     for name, value in pair_statistics(store, flags.seq_length, flags.seed).items():

@@ -4,6 +4,7 @@ import pytest
 
 from bertjax.data.remote import local_store
 from bertjax.data.store import TokenStore
+from bertjax.tools import bench, build_corpus
 
 
 @pytest.fixture
@@ -24,6 +25,14 @@ def test_a_store_is_copied_whole_and_only_once(remote, random_store, tmp_path, c
     assert (copy / "tokenizer" / "vocab.txt").exists()
     assert local_store(str(remote), str(tmp_path / "cache")) == copy
     assert capsys.readouterr().out == ""
+
+
+def test_tools_look_into_a_store_and_time_it(remote, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("bertjax.data.remote.CACHE", str(tmp_path))
+    build_corpus.main([f"--output={remote}", "--inspect", "--examples=0", "--seq_length=32"])
+    assert "token store gs://bucket/a/store" in capsys.readouterr().out
+    bench.main(["input", f"--store={remote}", "--lengths", "32", "--rows=256"])
+    assert "32 packed" in capsys.readouterr().out
 
 
 def test_a_copy_that_was_interrupted_is_none(remote, tmp_path, monkeypatch):
