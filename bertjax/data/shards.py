@@ -20,7 +20,7 @@ import numpy as np
 
 from bertjax.data.documents import Document, read_extent
 from bertjax.data.sources import Extent, Reading
-from bertjax.data.store import atomic_file, shard_path, write_json
+from bertjax.data.store import atomic_file, manifest_hash, shard_path, write_json
 from bertjax.data.verification import hash_file
 from bertjax.formats.files import read_json
 from bertjax.interruption import end_with_parent
@@ -133,6 +133,7 @@ def write_shard(
         "tokens_hash": tokens_hash,
         "hash": digest.hexdigest(),
     }
+    record["manifest_hash"] = manifest_hash(record)
     write_json(shard_path(directory, number, "json"), record)
     return record
 
@@ -202,7 +203,8 @@ def read_shard_record(directory: Path, number: int, dtype: np.dtype, verified: b
             name: np.load(shard_path(directory, number, name), mmap_mode="r") if record[name] else ()
             for name in ("sentences", "documents")
         }
-        whole = tokens.stat().st_size == record["tokens"] * np.dtype(dtype).itemsize and "tokens_hash" in record
+        whole = record["manifest_hash"] == manifest_hash(record)
+        whole &= tokens.stat().st_size == record["tokens"] * np.dtype(dtype).itemsize
         whole &= all(len(table) == record[name] for name, table in tables.items())
         if whole and verified:
             digest = hash_file(tokens)

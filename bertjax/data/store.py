@@ -219,7 +219,7 @@ def tokenizer_record(tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def manifest_hash(manifest: Mapping[str, Any]) -> str:
-    """Of everything in a manifest but the hash itself."""
+    """Of everything in a manifest, or the record of a shard, but the hash itself."""
     content = {key: value for key, value in manifest.items() if key != "manifest_hash"}
     return hashlib.blake2b(to_json(content), digest_size=32).hexdigest()
 

@@ -160,14 +160,19 @@ def test_a_damaged_record_of_a_begun_build_names_it_and_the_remedy(tmp_path, tok
     build_store(*arguments, overwrite=True)
 
 
-def test_a_shard_cut_short_is_made_again(tmp_path, tokenizer, documents, text_file):
+@pytest.mark.parametrize("damaged", ["tokens cut short", "record with another number"])
+def test_a_damaged_shard_is_made_again(tmp_path, tokenizer, documents, text_file, damaged):
     text_file(tmp_path / "a.txt", documents(40))
     arguments = dict(patterns=f"{tmp_path}/a.txt", tokenizer=tokenizer, out_dir=tmp_path / "s", shard_bytes=10_000)
     build_store(**arguments)
     before = files_of(tmp_path / "s")
     (tmp_path / "s/manifest.json").unlink()
-    tokens = tmp_path / "s/shards/00001.tokens"
-    tokens.write_bytes(tokens.read_bytes()[:-2])
+    if damaged == "tokens cut short":
+        tokens = tmp_path / "s/shards/00001.tokens"
+        tokens.write_bytes(tokens.read_bytes()[:-2])
+    else:
+        record = tmp_path / "s/shards/00001.json"
+        record.write_text(record.read_text().replace('"unknown_tokens": 0', '"unknown_tokens": 8'))
     build_store(**arguments)
     assert files_of(tmp_path / "s") == before
 
