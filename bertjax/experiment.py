@@ -154,8 +154,8 @@ def train(
       tokenizer: of the texts, or its directory; None takes that of config.init_from, or trains a WordPiece vocabulary.
       vocab_size: entries of the vocabulary that is trained, at most.
 
-    Ctrl-C, or the interruption of the notebook's cell, saves a checkpoint and raises KeyboardInterrupt: the same call
-    goes on from there.
+    Ctrl-C, or the interruption of the notebook's cell, saves a checkpoint and raises KeyboardInterrupt; SIGTERM saves
+    one and raises SystemExit with code 75. The same call goes on from there.
 
     Raises:
       ValueError: a setting, or data, that cannot work; the message names it and the remedy.

@@ -2,6 +2,7 @@
 
 import ast
 import asyncio
+import contextlib
 import json
 import os
 import pathlib
@@ -98,18 +99,23 @@ def test_it_trains_inside_a_running_event_loop_and_in_a_thread(settings, tmp_pat
     assert results[0].metrics == results[1].metrics
 
 
-def test_ctrl_c_saves_and_the_same_call_goes_on(settings, tmp_path, monkeypatch):
-    record = Logbook.train
+@pytest.mark.parametrize("name, raised", [("SIGINT", KeyboardInterrupt), ("SIGTERM", SystemExit)])
+def test_a_signal_saves_ends_a_loop_over_runs_and_the_same_call_goes_on(settings, tmp_path, monkeypatch, name, raised):
+    record, number = Logbook.train, signal.Signals[name]
+    before = signal.getsignal(number)
 
     def interrupted(self, step, *rest):
         record(self, step, *rest)
         if step == 1:
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(number)
 
     monkeypatch.setattr(Logbook, "train", interrupted)
-    with pytest.raises(KeyboardInterrupt, match="stopped by SIGINT, saved at step 2; start again to go on"):
-        bertjax.train(default_config(), tmp_path, settings)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    with pytest.raises(raised, match=f"stopped by {name}, saved at step 2; start again to go on") as stopped:
+        for _ in range(2):
+            with contextlib.suppress(Exception):  # as a script that goes on after a run that fails
+                bertjax.train(default_config(), tmp_path, settings)
+    assert getattr(stopped.value, "code", 75) == 75
+    assert signal.getsignal(number) is before
     assert (tmp_path / "checkpoints" / "2").exists()
     assert bertjax.train(default_config(), tmp_path, settings).step == 4
 
