@@ -12,9 +12,7 @@ import dataclasses
 import functools
 import html
 import os
-import pathlib
 import re
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -26,10 +24,10 @@ from bertjax.command_line import config_names, default_workdir, load_config
 from bertjax.config import FREE, Config
 from bertjax.config_checks import check_config, check_name
 from bertjax.formats.checkpoint import resolve_directory
-from bertjax.formats.files import parse_json, remove_empty, scratch_directory
+from bertjax.formats.files import parse_json, scratch_directory
 from bertjax.interop.loaded import LoadedModel
 from bertjax.interop.loading import load_model
-from bertjax.interruption import REFUSALS, interruptible, one_line
+from bertjax.interruption import interruptible, one_line
 from bertjax.log import notebook
 from bertjax.log.logbook import METRICS_FILE, read_records
 from bertjax.process import clock, runtime
@@ -165,15 +163,15 @@ def train(
         raise ValueError("tokenizer is for texts; a token store brings its own")
     found, workdir = read_config(config, "pretrain", settings), _workdir(config, workdir)
     with _explained():
-        if texts is not None:
-            from bertjax.given import text_store  # late: a run of files needs none of it
+        if texts is None:
+            return _run(found, workdir)
+        from bertjax.given import text_store  # late: a run of files needs none of it
 
-            store, made = text_store(texts, workdir, tokenizer or found.init_from or None, vocab_size)
+        with text_store(texts, workdir, tokenizer or found.init_from or None, vocab_size) as (store, keep):
             changes = {"data.corpus": str(store)}
             if found.data.corpus == "docstrings" and "log.fill_mask" not in (settings or {}):
                 changes["log.fill_mask"] = ()  # the demo's sentences are about its own corpus
-            return _run(found.replace(changes), workdir, made)
-        return _run(found, workdir)
+            return _run(found.replace(changes), workdir, keep)
 
 
 def finetune(
@@ -305,17 +303,12 @@ def _workdir(config: AnyConfig, workdir: str | os.PathLike[str] | None) -> str:
     return default_workdir(os.fspath(config))
 
 
-def _run(config: Config, workdir: str, made: Sequence[pathlib.Path] = ()) -> Result:
-    """`made`: a corpus and directories around it, which go again where the run is refused."""
+def _run(config: Config, workdir: str, on_prepared: Callable[[], None] = lambda: None) -> Result:
+    """`on_prepared` is called once the run is not refused any more."""
     place = released(resolve_directory(workdir))
     with clock.begun(), interruptible(), place, jax_settings.fixed(runtime.settings(config)):
-        try:
-            run = prepare(config, workdir)
-        except REFUSALS:  # no CheckpointError: another process may train here on this corpus
-            if made:
-                shutil.rmtree(made[0])
-                remove_empty(made[1:])
-            raise
+        run = prepare(config, workdir)
+        on_prepared()
         try:
             run(**notebook.output())
         except Preempted as stopped:

@@ -5,11 +5,13 @@ lines for each split, and the options of the task that reads them.
 """
 
 import collections
+import contextlib
 import hashlib
 import itertools
 import os
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,8 @@ from bertjax.data import objects
 from bertjax.data.build import build_store
 from bertjax.data.documents import Document, preview, read_documents
 from bertjax.data.sources import Reading
-from bertjax.formats.files import make_once, scratch_directory, whole_directory
+from bertjax.formats.files import make_once, remove_empty, scratch_directory, whole_directory
+from bertjax.interruption import REFUSALS
 from bertjax.tasks.make import TASKS, task_name
 from bertjax.tasks.task import file_fingerprint
 from bertjax.tokenization import Tokenizer, load_tokenizer
@@ -30,20 +33,22 @@ HELDOUT = 0.1  # share of texts, or of the rows of a task without a dev split, t
 _TAGS = {"ner": ("tags", "ner_tags", "labels"), "tag": ("tags", "pos_tags", "labels")}
 
 
+@contextlib.contextmanager
 def text_store(
     texts: Any, workdir: str, tokenizer: Tokenizer | str | os.PathLike[str] | None, vocab_size: int
-) -> tuple[pathlib.Path, list[pathlib.Path]]:
+) -> Iterator[tuple[pathlib.Path, Callable[[], None]]]:
     """The token store of texts, a document each, in a work directory; made where it is not there yet.
 
     Args:
       tokenizer: None trains a vocabulary of `vocab_size` entries on the texts.
 
-    Returns:
-      (the store, the directories that this call has made for it, the innermost first).
+    Yields:
+      (the store, a function that keeps it). Where the block is refused before that is called, what was made for the
+      store here goes again; not after a CheckpointError, since another process may train on it.
 
     Raises ValueError for what is not text, and where there is none.
     """
-    made: list[pathlib.Path] = []
+    made: list[pathlib.Path] = []  # the innermost directory first
     if "://" in workdir:
         raise ValueError(f"the corpus of `texts` is made in the workdir, and {workdir} is not on a local disk")
     if tokenizer is not None and not isinstance(tokenizer, Tokenizer):
@@ -78,7 +83,13 @@ def text_store(
         store = pathlib.Path(workdir) / f"corpus-{digest[:8]}"
         missing = [path for path in (store, *store.parents) if not path.exists()]
         make_once(store, build, "the corpus of the texts", lambda path: (path / "manifest.json").exists())
-        return store, made
+    try:
+        yield store, made.clear
+    except REFUSALS:
+        if made:
+            shutil.rmtree(made[0])
+            remove_empty(made[1:])
+        raise
 
 
 def write_splits(

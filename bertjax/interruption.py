@@ -258,7 +258,8 @@ def _open_closed_streams() -> None:
     """
     if sys.stdout is None:
         reader, writer = os.pipe()
-        sys.stdout = open(os.dup2(writer, reader), "w")
+        os.dup2(writer, reader)  # the number of the reader, the lowest that was free, becomes a writer too
+        sys.stdout = open(reader, "w")
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")
 
