@@ -7,6 +7,7 @@ HF_HUB_OFFLINE work as they do everywhere; a download that was cut continues.
 import fnmatch
 import functools
 import inspect
+import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -147,11 +148,14 @@ def check_push(name: str, private: bool, setting: str) -> None:
         raise ValueError(f"{setting}={name}: it is there already and public; choose another name, or push in public")
 
 
-def push(directory: Path, name: str, private: bool = False, report: Path | None = None) -> str:
+def push(
+    directory: Path, name: str, private: bool = False, report: Path | None = None, place: os.PathLike[str] | None = None
+) -> str:
     """Uploads the files of a model directory, and the report beside them, in one commit; returns the address.
 
     The repository is made if it is not there. Other files in it stay. Where the card says "DIRECTORY" it now has the
-    name. Raises OSError with the reason, whatever it is.
+    name. Raises OSError that says why it was not pushed, whatever that is, where the model is (`place`, if its files
+    are only copied to the directory) and how to push it.
     """
     import huggingface_hub
 
@@ -171,8 +175,12 @@ def push(directory: Path, name: str, private: bool = False, report: Path | None 
         added = [huggingface_hub.CommitOperationAdd(file, content) for file, content in contents.items()]
         api.create_commit(name, added, commit_message=f"Model of bertjax {source_version()}")
     except Exception as error:  # of the client, its HTTP library, its Rust part: the model is not lost by any
-        wrapped = type(error) is RuntimeError and error.__cause__
-        raise OSError(_first_line(wrapped or error)) from error
+        reason = _first_line(type(error) is RuntimeError and error.__cause__ or error)
+        again = f"python -m bertjax.tools.convert --from={place or directory} --push={name}" + " --private" * private
+        again = "the command of this run" if "://" in str(place) else again  # which finds it finished
+        raise OSError(
+            f"the model is in {place or directory}, but was not pushed ({reason}). Push it by: {again}"
+        ) from error
     return str(address)
 
 

@@ -95,13 +95,11 @@ def push(job: Job, logbook: Logbook) -> OutputError | None:
     if not model.is_dir():  # said before: there is none of this network
         logbook.message(f"nothing was pushed to {export.push}: there is no model directory")
         return None
+    report, place = logbook.directory / "report.html", job.workdir / "model"
     try:
-        logbook.message(f"pushed to {hub.push(model, export.push, export.private, logbook.directory / 'report.html')}")
+        logbook.message(f"pushed to {hub.push(model, export.push, export.private, report, place)}")
     except OSError as error:
-        place = job.workdir / "model"
-        again = f"python -m bertjax.tools.convert --from={place} --push={export.push}" + " --private" * export.private
-        again = "the command of this run" if "://" in str(place) else again  # which finds it finished
-        return OutputError(f"the model is in {place}, but was not pushed ({error}). Push it by: {again}")
+        return OutputError(str(error))
     return None
 
 

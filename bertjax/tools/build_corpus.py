@@ -9,6 +9,8 @@ the same output directory.
 """
 
 import argparse
+import datetime
+import math
 import os
 import sys
 import time
@@ -195,10 +197,7 @@ def show_progress(state: Progress) -> None:
 
 def clock(seconds: float) -> str:
     """Seconds as h:mm:ss."""
-    if seconds == float("inf"):
-        return "?"
-    minutes, seconds = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d}"
+    return "?" if seconds == math.inf else str(datetime.timedelta(seconds=round(seconds)))
 
 
 def summary(manifest: dict[str, Any], path: str, duration: str = "") -> str:

@@ -235,18 +235,13 @@ def push(source: str, out: str | None, name: str, private: bool) -> str:
 
     Raises:
       ValueError: nothing there is in Hugging Face's layout.
-      OSError: it could not be pushed; with the command that tries again.
     """
     origin = Path(source).expanduser()
     model = Path(out).expanduser() if out else next(filter(is_hugging_face, (origin, origin / "model")), None)
     if model is None:
         raise ValueError(f"{source} holds no model in Hugging Face's layout to push as it is; --out=DIR writes one")
     run = origin.parent if origin.name == "model" else origin
-    try:
-        return hub.push(model, name, private, run / "report.html")
-    except OSError as error:
-        again = f"python -m bertjax.tools.convert --from={model} --push={name}" + " --private" * private
-        raise OSError(f"the model is in {model}, but was not pushed ({error}). Push it by: {again}") from error
+    return hub.push(model, name, private, run / "report.html")
 
 
 def embeddings_of(flags: argparse.Namespace) -> SentenceSettings | None:

@@ -19,10 +19,11 @@ import numpy as np
 from bertjax.config import Config, phases
 from bertjax.data.rows import pairs_per_row
 from bertjax.model.presets import BertConfig, Execution
-from bertjax.model.size import flops_per_row, parameter_count, parameters_text
+from bertjax.model.size import PRETRAINING_HEADS, flops_per_row, parameter_count
 from bertjax.pretraining import job as pretraining
 from bertjax.pretraining.objective import make_objective
 from bertjax.process import hardware
+from bertjax.run.run import model_text
 from bertjax.tasks.finetune import FineTuner
 from bertjax.tasks.glue import GLUE
 from bertjax.tasks.kinds import KINDS
@@ -225,8 +226,7 @@ def _stage(
         length=length,
         mesh=dict(mesh.shape),
         accumulation=trainer.accumulation,
-        model=f"L={model.num_hidden_layers} H={model.hidden_size} A={model.num_attention_heads} "
-        f"F={model.intermediate_size} V={model.vocab_size:,}, {parameters_text(parameter_count(model))}",
+        model=model_text(model, PRETRAINING_HEADS),
         execution=f"{execution.dtype}, layers {execution.layers}, remat {execution.remat}",
         remat=execution.remat,
         parameters=size(state.params),
