@@ -8,6 +8,7 @@ import json
 import numbers
 import pathlib
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -35,6 +36,8 @@ def rows(data: Any, columns: Sequence[str] = (), name: str = "data") -> Iterator
             raise ValueError(f"{name} is a set of splits, {', '.join(map(str, data))}: give one of them")
         data = _of_columns(data, name)
     elif hasattr(data, "iterrows"):
+        if twice := [column for column, times in Counter(map(str, data.columns)).items() if times > 1]:
+            raise ValueError(f"{name}: the DataFrame has several columns {twice[0]!r}; drop or rename all but one")
         data = data.to_dict("records")
     elif hasattr(data, "with_format"):  # a Dataset may have been told to give tables or tensors
         data = data.with_format(None)

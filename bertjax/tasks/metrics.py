@@ -160,9 +160,9 @@ def by_class(gold, predicted, labels: Sequence[str]) -> dict[str, object]:
     if gold.ndim == 2:
         counts = (gold & predicted).sum(0), predicted.sum(0), gold.sum(0)
     else:
-        matrix = np.zeros((len(labels), len(labels)), int)  # a row a gold class, a column a predicted one
-        np.add.at(matrix, (gold, predicted), 1)
-        counts, taken = (matrix.diagonal(), matrix.sum(0), matrix.sum(1)), _confusions(matrix, labels)
+        sides = gold[gold == predicted], predicted, gold
+        counts = [np.bincount(side, minlength=len(labels)) for side in sides]
+        taken = _confusions(Counter(zip(gold.tolist(), predicted.tolist(), strict=True)), labels)
     table = {
         name: (*precision_recall_f1(*row), row[2])
         for name, *row in zip(labels, *(count.tolist() for count in counts), strict=True)
@@ -170,14 +170,17 @@ def by_class(gold, predicted, labels: Sequence[str]) -> dict[str, object]:
     return {"by_class": table, **taken}
 
 
-def _confusions(matrix: np.ndarray, labels: Sequence[str]) -> dict[str, object]:
-    """`confusion`, the matrix, or of many classes `confused`: (gold, predicted, count) of the pairs with the most."""
+def _confusions(taken: Mapping[tuple[int, int], int], labels: Sequence[str]) -> dict[str, object]:
+    """`confusion`, the matrix, or of many classes `confused`: (gold, predicted, count) of the pairs with the most.
+
+    taken: (place of the gold label, of the predicted one) -> count. No matrix of many classes is made: of 10,000 it
+    would take a gigabyte.
+    """
+    places = range(len(labels))
     if len(labels) <= MOST_IN_MATRIX:
-        return {"confusion": matrix.tolist()}
-    wrong = np.where(np.eye(len(labels), dtype=bool), 0, matrix)
-    order = np.argsort(-wrong, axis=None, kind="stable")[:MOST_PAIRS]
-    places = zip(*(axis.tolist() for axis in np.unravel_index(order, wrong.shape)), strict=True)
-    return {"confused": [(labels[g], labels[p], int(wrong[g, p])) for g, p in places if wrong[g, p]]}
+        return {"confusion": [[taken.get((g, p), 0) for p in places] for g in places]}
+    wrong = sorted((-count, g, p) for (g, p), count in taken.items() if g != p)[:MOST_PAIRS]
+    return {"confused": [(labels[g], labels[p], -count) for count, g, p in wrong]}
 
 
 def calibration(gold, probabilities) -> dict[str, object]:
@@ -366,9 +369,9 @@ def entity_scores(
         kind: (*precision_recall_f1(hits[kind], guessed[kind], present[kind]), present[kind])
         for kind in sorted(guessed | present)
     }
-    kinds = [*by_type, None]
-    matrix = np.array([[taken[gold, guess] for guess in kinds] for gold in kinds])
+    place = {kind: number for number, kind in enumerate([*by_type, None])}
+    pairs = {(place[gold], place[guess]): count for (gold, guess), count in taken.items()}
     details = {"mode": f"strict {scheme}" if strict else "default (conlleval)", "by_type": by_type}
-    details |= _confusions(matrix, [*by_type, NO_ENTITY])
+    details |= _confusions(pairs, [*by_type, NO_ENTITY])
     flags = (ONE_CLASS_ONLY,) if present and not guessed else ()
     return Scores(values, flags, details)

@@ -63,6 +63,15 @@ def test_what_is_no_data_is_refused(data, message):
         list(objects.rows(data, ("text", "label"), "train"))
 
 
+@pytest.mark.parametrize("columns", [["text", "label", "label"], ["0", 0, "label"]])
+def test_a_dataframe_with_columns_of_one_name_is_refused(columns):
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame([("a", "x", "y")], columns=columns)
+    twice = str(columns[1])
+    with pytest.raises(ValueError, match=f"^train: the DataFrame has several columns '{twice}'; drop"):
+        list(objects.rows(frame, name="train"))
+
+
 def test_what_is_no_text_is_refused():
     with pytest.raises(ValueError, match="^texts: row 1 has no 'text' that is text; text is 5"):
         list(objects.texts(["a", 5], name="texts"))

@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+import tracemalloc
 import warnings
 from collections import Counter
 
@@ -213,6 +214,20 @@ def test_of_many_classes_the_most_confused_pairs_are_kept():
     for g, p, count in found["confused"]:
         assert counts[names.index(g), names.index(p)] == count
     assert sorted((c for *_, c in found["confused"]), reverse=True) == [c for _, c in counts.most_common(30)]
+
+
+def test_scores_of_very_many_classes_take_no_more_memory_than_their_rows():
+    rng = np.random.default_rng(2)
+    gold, predicted = rng.integers(0, 20_000, (2, 500))
+    names = [str(number) for number in range(20_000)]
+    tracemalloc.start()
+    try:
+        found = metrics.by_class(gold, predicted, names)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(found["by_class"]) == 20_000 and len(found["confused"]) == 30
+    assert peak < 50e6  # a matrix of them has 3.2 GB
 
 
 def test_types_of_entities_are_taken_for_each_other_where_the_words_are_the_same():
