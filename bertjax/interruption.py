@@ -218,6 +218,8 @@ def one_line(error: BaseException, more: tuple[type[BaseException], ...] = ()) -
             f"jax finds no device for JAX_PLATFORMS={asked}: unset it to use those that are there, or install what it "
             f"needs, pip install 'bertjax[cuda]' or 'bertjax[tpu]'{'. It says: ' * bool(text)}{text[:300]}"
         )
+    if text.startswith("Could not determine home directory"):  # RuntimeError of pathlib, in a container for example
+        return "this user has no home directory, where caches go: set HOME to a directory that can be written"
     if text.startswith("RESOURCE_EXHAUSTED"):  # XlaRuntimeError
         return (
             "the device is out of memory: take fewer rows at once, in a run by --config.accumulation=2, in a tool by a "

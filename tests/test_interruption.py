@@ -1,6 +1,7 @@
 """Tools under real signals: one line, the shell's exit code, and nothing half-written."""
 
 import os
+import pwd
 import signal
 import subprocess
 import sys
@@ -8,6 +9,7 @@ import sys
 import pytest
 
 from bertjax.__main__ import tools
+from bertjax.interruption import refusals
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM]
 
@@ -235,3 +237,20 @@ def test_ctrl_c_in_the_start_of_a_run_from_python_is_not_swallowed():
     )
     process = start("-c", code)
     assert process.communicate(timeout=60) == ("interrupted\n", "")
+
+
+@pytest.mark.parametrize("cache", ["of a run", "of a search"])
+def test_a_user_without_a_home_directory_is_told_to_set_one(cache, monkeypatch, tmp_path):
+    from bertjax.config import Config
+    from bertjax.process import runtime
+    from bertjax.tools import sweep
+
+    def unknown(number):
+        raise KeyError(f"getpwuid(): uid not found: {number}")
+
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match="^tool: this user has no home directory, .*: set HOME to"), refusals("tool"):
+        runtime.settings(Config()) if cache == "of a run" else sweep.run(Config(), {}, range(1), tmp_path)
+    assert not list(tmp_path.iterdir())

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import ast
 import functools
-import os
 import pathlib
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -120,7 +119,7 @@ def run(config: Config, search: dict[str, list[Any]], seeds: range, workdir: pat
     import jax
 
     if cache := config.execution.compilation_cache:  # before the first array, or the first compilations are not kept
-        jax.config.update("jax_compilation_cache_dir", os.path.expanduser(cache))
+        jax.config.update("jax_compilation_cache_dir", str(pathlib.Path(cache).expanduser()))
     from bertjax.tasks import job, sweep
     from bertjax.tasks.finetune import PER_RUN
     from bertjax.tasks.results import recorded
