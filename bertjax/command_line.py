@@ -5,6 +5,7 @@ make, or a refusal that names the setting, or the config file with its line. (Th
 one is given: --help needs none.)
 """
 
+import os
 import pathlib
 import re
 import traceback
@@ -168,13 +169,13 @@ def config_names() -> list[str]:
 
 
 def config_file(value: str) -> str:
-    """The file, with its variants, that `--config=bertjax:NAME:VARIANTS` means; others unchanged.
+    """The file, with its variants, that `--config=bertjax:NAME:VARIANTS` means; of others ~ is the home directory.
 
     Raises ValueError naming the nearest experiment when NAME is unknown.
     """
     package, _, rest = value.partition(":")
     if package != "bertjax":
-        return value
+        return os.path.expanduser(value)
     name, colon, variants = rest.partition(":")
     if name not in config_names():
         from bertjax.config import nearest

@@ -85,6 +85,14 @@ def test_a_named_experiment_is_a_file_that_exists(value, file):
     assert config_file("configs/large.py:two_phase") == "configs/large.py:two_phase"
 
 
+def test_a_config_file_may_be_in_the_home_directory(monkeypatch, tmp_path):
+    from bertjax.command_line import load_config
+
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "mine.py").write_text("from bertjax.config import default_config as get_config\n")
+    assert load_config("~/mine.py", ["--config.batch_size=7"]).batch_size == 7
+
+
 def test_an_unknown_experiment_or_tool_is_answered_with_the_nearest(capsys, monkeypatch):
     from bertjax import __main__ as command
     from bertjax.command_line import config_file

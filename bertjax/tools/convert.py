@@ -127,7 +127,8 @@ def convert(
     """
     if target not in ("hf", "stablehlo"):
         raise ValueError(f"--to={target} is not one of hf, stablehlo")
-    _check_replaceable(Path(out).expanduser(), overwrite)
+    out = Path(out).expanduser()  # a shell leaves the ~ of --out=~/DIR as it is
+    _check_replaceable(out, overwrite)
     started = time.monotonic()
     if embeddings is not None and task is None:
         task = "features"
@@ -178,7 +179,7 @@ def convert(
             vocabulary = min(vocabulary, before.tokenizer.vocab_size)
         shape = (2, min(16, before.config.max_position_embeddings))
         difference = largest_difference(before, again, vocabulary, shape)
-    size = sum(p.stat().st_size for p in Path(out).iterdir())
+    size = sum(p.stat().st_size for p in out.iterdir())
     say(f"wrote   {out}: {size / 1e6:,.1f} MB")
     say(f"compare largest difference of the outputs {difference:.2e}")
     return difference

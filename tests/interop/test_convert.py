@@ -147,6 +147,14 @@ def test_overwriting_replaces_a_model_and_neither_a_run_nor_other_files(with_tok
         main([f"--from={with_tokenizer}", f"--out={tmp_path / 'model'}", f"--to={to}", "--overwrite"])
 
 
+@pytest.mark.parametrize("to", ["hf", "stablehlo"])
+def test_a_tilde_that_the_shell_has_left_is_the_home_directory(to, with_tokenizer, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    main([f"--from={with_tokenizer}", f"--to={to}", "--out=~/new/model"])
+    assert f"wrote   {tmp_path / 'new/model'}: " in capsys.readouterr().out
+    assert (tmp_path / "new/model/config.json").exists() == (to == "hf")
+
+
 def test_a_path_without_a_model_is_an_error_message_and_not_a_traceback(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for path in (tmp_path, "."):
