@@ -1,6 +1,5 @@
 """What `pip install` gives: contents of the wheel, and its commands away from any checkout."""
 
-import ast
 import configparser
 import importlib.util
 import os
@@ -213,12 +212,3 @@ def test_from_text_to_an_answer_with_the_installed_commands(installed, tmp_path)
     )
     assert '"token"' in answer
     assert (tmp_path / "run" / "report.html").exists()
-
-
-def test_type_checkers_see_every_name_of_the_package_where_it_is():
-    tree = ast.parse(pathlib.Path(bertjax.__file__).read_text())
-    block = next(node for node in tree.body if isinstance(node, ast.If))
-    assert block.test.id == "TYPE_CHECKING"
-    told = {node.module: [name.name for name in node.names] for node in block.body}
-    assert told == {f"bertjax.{home}": names for home, names in bertjax._HOMES.items()}
-    assert isinstance(bertjax.LoadedModel, type)

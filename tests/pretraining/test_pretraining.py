@@ -324,9 +324,11 @@ def test_a_run_that_guesses_by_word_frequencies_long_after_its_warm_up_says_so_o
 ):
     monkeypatch.setattr(pretraining, "LATE", (2, 1))
     monkeypatch.setattr(finish, "token_entropy", lambda counts: entropy)
-    config.eval.every_steps = 1
-    pretraining.run(pretraining.prepare(frozen(config), str(tmp_path / "run")))
-    said = [text for text in caplog.messages if text.startswith("after 2 steps the held-out loss, 4.")]
+    job = pretraining.prepare(frozen(config), str(tmp_path))
+    job.evaluations = [lambda trainer, params: {"mlm_loss": 4.2}]
+    for step in range(1, 5):
+        job.evaluate(types.SimpleNamespace(step=step, params=None), step)
+    said = [text for text in caplog.messages if text.startswith("after 2 steps the held-out loss, 4.2")]
     assert len(said) == times
 
 
