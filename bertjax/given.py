@@ -23,7 +23,7 @@ from bertjax.data.documents import Document, preview, read_documents
 from bertjax.data.sources import Reading
 from bertjax.formats.files import make_once, remove_empty, scratch_directory, whole_directory
 from bertjax.interruption import REFUSALS
-from bertjax.tasks.make import TASKS, task_name
+from bertjax.tasks.make import TASKS, task_name, with_column_names
 from bertjax.tasks.task import file_fingerprint
 from bertjax.tokenization import Tokenizer, load_tokenizer
 from bertjax.tokenization.train_vocab import train_wordpiece
@@ -101,7 +101,7 @@ def write_splits(
     Without a dev split, a share of the rows of train is one. Raises ValueError for a task without such rows, and for
     rows that are none.
     """
-    task, options = task_name(config.task.name, (*TASKS, "all")), dict(config.task.options)
+    task, options = task_name(config.task.name, (*TASKS, "all")), with_column_names(config.task.options)
     if task not in ("table", *_TAGS):
         raise ValueError(f"task {task!r} takes files (config.task.data); rows of Python are for table, ner and tag")
     if "train" not in splits:

@@ -82,6 +82,17 @@ def names_in(value: Any) -> Any:
     )
 
 
+def with_column_names(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options with names of columns for numbers: pandas calls columns without names 0, 1, ..."""
+
+    def name(value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return tuple(map(name, value))
+        return str(value) if type(value) is int else value
+
+    return {**options, **{option: name(options[option]) for option in ("text", "label") if option in options}}
+
+
 def make_task(name: str, data: str, options: Mapping[str, Any] | None = None) -> Any:
     """The task `name` over `data` (a directory, hf:NAME or tfds:NAME).
 
@@ -93,10 +104,8 @@ def make_task(name: str, data: str, options: Mapping[str, Any] | None = None) ->
     The task keeps both as `kind` and `options`, for the model that is trained on it.
     """
     name = task_name(name, TASKS)
-    make, options, data = TASKS[name], dict(options or {}), os.path.expanduser(on_disk(data))
+    make, options, data = TASKS[name], with_column_names(options or {}), os.path.expanduser(on_disk(data))
     options |= {option: names_in(options[option]) for option in ("labels", "headerless") if option in options}
-    # pandas calls columns without names 0, 1, ...
-    options |= {option: str(options[option]) for option in ("text", "label") if type(options.get(option)) is int}
     parameters = inspect.signature(make).parameters
     known = [option for option in parameters if option not in ("source", *getattr(make, "keywords", ()))]
     for option in options:

@@ -6,7 +6,10 @@ import ml_collections
 import pytest
 
 from bertjax import interop
+from bertjax.command_line import load_config
 from bertjax.config import finetune_config, frozen
+from bertjax.experiment import read_config
+from bertjax.given import write_splits
 from bertjax.tasks import job
 from bertjax.tasks.make import remembered, task_name, to_remember
 from bertjax.tools import evaluate
@@ -49,10 +52,18 @@ def test_names_with_commas_are_a_list_of_them(tmp_path):
     assert job.make_task("table", str(tmp_path), {"labels": "", "headerless": "text,label"}).labels == ("bad", "good")
 
 
-def test_a_column_may_be_called_by_its_number(tmp_path):
+@pytest.mark.parametrize("text", [0, (0,)])
+def test_a_column_may_be_called_by_its_number(text, tmp_path):
     (tmp_path / "train.csv").write_text("0,1\nt,good\nu,bad\n")  # as of a DataFrame without names
-    task = job.make_task("table", str(tmp_path), {"text": 0, "label": 1})
+    settings = [f"--config.task.options.text={text}", "--config.task.options.label=1"]
+    task = job.make_task("table", str(tmp_path), load_config("bertjax:classify", settings).task.options)
     assert [(one.text_a, one.label) for one in task.read("train").records] == [("t", "good"), ("u", "bad")]
+    pandas = pytest.importorskip("pandas")
+    config = read_config("classify", "finetune", {"task.options.text": text, "task.options.label": 1})
+    frame = pandas.DataFrame([("t", "good"), ("u", "bad")] * 5)
+    write_splits({"train": frame, "dev": frame}, config, tmp_path)
+    task = job.make_task("table", str(tmp_path), {"text": text, "label": 1, "files": {"train": "train.jsonl"}})
+    assert [(one.text_a, one.label) for one in task.read("train").records][:2] == [("t", "good"), ("u", "bad")]
 
 
 @pytest.mark.parametrize(
