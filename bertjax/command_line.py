@@ -5,6 +5,7 @@ make, or a refusal that names the setting, or the config file with its line. (Th
 one is given: --help needs none.)
 """
 
+import ast
 import os
 import pathlib
 import re
@@ -27,6 +28,7 @@ def load_config(
     Raises ValueError that names the setting, or the config file with its line.
     """
     _, given, others = split_settings(settings)
+    given = list(map(_with_one_text, given))
     arguments = ["", *([f"--config={config_file(file)}"] if file is not None else []), *given, *others]
     values = flags.FlagValues()
     # Options of a task or an optimizer may be new names; all others are checked.
@@ -102,6 +104,24 @@ def _value_apart(name: str, rest: list[str]) -> str | None:
     if name.startswith(FREE) and (not rest or rest[0].startswith("--")):
         return "true"
     return rest.pop(0) if rest else None
+
+
+def _with_one_text(setting: str) -> str:
+    """The setting; where it is a list, and is given as one text of several words, as absl reads such a list."""
+    name, _, value = setting.partition("=")
+    name = name.removeprefix("--config.")
+    if " " not in value.strip() or value.strip()[0] in "([{'\"":
+        return setting
+    from bertjax.config import Config, walk
+
+    lists = {one for one, found in walk(Config) if isinstance(found.default, tuple)} | {"task.options.text"}
+    if name not in lists:
+        return setting
+    try:
+        ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return f"--config.{name}={(value,)!r}"
+    return setting
 
 
 def _complaint(error: Exception, arguments: Sequence[str]) -> str:

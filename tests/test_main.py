@@ -1,5 +1,6 @@
 """The command line: what it refuses, with which message and exit code."""
 
+import operator
 import os
 import pathlib
 import subprocess
@@ -146,6 +147,22 @@ main.run()
 def test_switch_that_is_on_by_default_can_be_switched_off(text, value):
     config = load_config(str(ROOT / "configs/base.py"), [f"--config.data.nsp={text}"])
     assert config.data.nsp is value
+
+
+@pytest.mark.parametrize(
+    "setting, value",
+    [
+        ("task.options.text=Review Text", ("Review Text",)),
+        ("task.options.text='Review Text', 'Title'", ("Review Text", "Title")),
+        ("task.options.label=Is it good", "Is it good"),
+        ("log.fill_mask=Paris, of course, is a [MASK].", ("Paris, of course, is a [MASK].",)),
+        ("log.fill_mask=('A [MASK].', 'B [MASK].')", ("A [MASK].", "B [MASK].")),
+        ("profile_steps=3, 5", (3, 5)),
+    ],
+)
+def test_a_text_of_several_words_is_one_text_of_a_list(setting, value):
+    config = load_config("bertjax:classify", [f"--config.{setting}"])
+    assert operator.attrgetter(setting.partition("=")[0])(config) == value
 
 
 @pytest.mark.parametrize(
