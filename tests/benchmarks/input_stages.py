@@ -71,7 +71,7 @@ def build_stages(pattern: str, tokenizer: Any) -> dict[str, float]:
         if size < STAGE_BYTES:
             extents.append(extent)
             size += extent.size
-    shards.encode(tokenizer, ["compiles"])
+    tokenizer.encode_flat(["compiles"])
 
     def timed(function: Callable[[], Any]) -> tuple[float, Any]:
         started = time.process_time()
@@ -89,7 +89,7 @@ def build_stages(pattern: str, tokenizer: Any) -> dict[str, float]:
         groups[-1].extend(document)
         if sum(map(len, document)) and sum(map(len, groups[-1])) > 1 << 20:
             groups.append([])
-    tokenizing, encoded = timed(lambda: [shards.encode(tokenizer, group) for group in groups])
+    tokenizing, encoded = timed(lambda: [tokenizer.encode_flat(group) for group in groups])
     tokens = sum(len(ids) for ids, _ in encoded)
     hashing, _ = timed(lambda: [shards.content_hash(document) for document in documents])
 

@@ -30,7 +30,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bertjax import markdown
-from bertjax.tools.arguments import refusals
+from bertjax.tools.arguments import json_object, refusals
 from tests.benchmarks import harness
 
 
@@ -114,8 +114,8 @@ def split_squad(path: pathlib.Path, out: pathlib.Path, version: str = "1.1") -> 
 # ------------------------------------------------------------------------------------------- run
 
 
-def run(name: str, models: dict[str, str], out: pathlib.Path, seeds: int, rate: float) -> None:
-    """All models and seeds of one task; leaves OUT/TASK/MODEL/runs.jsonl."""
+def run(name: str, models: dict[str, str], out: pathlib.Path, seeds: int, rate: float, given: dict[str, Any]) -> None:
+    """All models and seeds of one task, with the `given` settings; leaves OUT/TASK/MODEL/runs.jsonl."""
     import jax
 
     from bertjax.config import finetune_config, frozen
@@ -132,7 +132,7 @@ def run(name: str, models: dict[str, str], out: pathlib.Path, seeds: int, rate: 
         how, directory = _start(where)
         start = job.Pretrained(directory)
         settings = frozen(finetune_config()).replace(
-            {"task.max_length": work.max_length, "task.bilstm": int(how == "bilstm")}
+            {"task.max_length": work.max_length, "task.bilstm": int(how == "bilstm"), **given}
         )
         kind = start.source.config, _vocabulary(directory), how
         if kind not in tuners:
@@ -264,6 +264,7 @@ def main(argv: list[str]) -> None:
     made.add_argument("--tasks", default=",".join(WORK), help=", ".join(WORK))
     made.add_argument("--seeds", type=int, default=5)
     made.add_argument("--learning_rate", type=float, default=LEARNING_RATE)
+    made.add_argument("--settings", type=json_object, default={}, help='others: {"optimizer.bias_correction": true}')
     made.add_argument("--gpus", default=harness.default_gpus(1), help="CUDA devices; '' = the CPU")
     made.add_argument("--compilation_cache", default="~/.cache/bertjax/xla", help="'' = off")
     args = made.parse_intermixed_args(argv)  # options may stand between the words
@@ -289,7 +290,7 @@ def main(argv: list[str]) -> None:
             cache = pathlib.Path(args.compilation_cache).expanduser()
             jax.config.update("jax_compilation_cache_dir", str(cache))
         for task in tasks:
-            run(task, models, args.out, args.seeds, args.learning_rate)
+            run(task, models, args.out, args.seeds, args.learning_rate, args.settings)
         return
     failed = []
     if what == "all":
@@ -301,6 +302,7 @@ def main(argv: list[str]) -> None:
             [
                 f"--seeds={args.seeds}",
                 f"--learning_rate={args.learning_rate}",
+                f"--settings={json.dumps(args.settings)}",
                 f"--compilation_cache={args.compilation_cache}",
             ],
         )
