@@ -17,6 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from bertjax import markdown
 from tests.benchmarks import harness
 
 LENGTHS = ((128, 20), (512, 77))  # rows and the predictions in them
@@ -74,48 +75,41 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def table(report: dict[str, Any]) -> list[str]:
-    """The lines that are printed: what, ours, the original's, ratio."""
+def table(report: dict[str, Any]) -> str:
+    """A Markdown table: what, ours, the original's, ratio."""
     original, epochs = report.get("original"), report["epochs"]
-    lines = [f"{'CPU time of one core':44s}{'bertjax':>12s}{'original':>12s}{'ratio':>8s}"]
+    rows: list[list[str]] = []
 
     def line(name: str, ours: float, theirs: float | None = None, faster: bool = True, digits: int = 0) -> None:
-        text = f"{name:44s}{ours:12,.{digits}f}"
+        beside = ["", ""]
         if theirs:
-            ratio = ours / theirs if faster else theirs / ours
-            text += f"{theirs:12,.{digits}f}{ratio:8.1f}"
-        lines.append(text)
+            beside = [f"{theirs:,.{digits}f}", f"{ours / theirs if faster else theirs / ours:.1f}"]
+        rows.append([name, f"{ours:,.{digits}f}", *beside])
 
     rate = original and original["tokens"] / original["tokenizing_seconds"]
-    line("text -> ids, whole command, tokens/s", report["builder"]["tokens_per_cpu_second"], rate)
+    line("text to ids, the whole command, tokens/s", report["builder"]["tokens_per_cpu_second"], rate)
     for name, value in report["stages"].items():
-        line(f"    {name}, tokens/s", value)
+        line(f"{name}, tokens/s", value)
     made = original and original["instances"] / original["instances_seconds"]
     for name, row in report["rows"].items():
-        line(
-            f"rows of {name}, {row['fill']:.1%} full, rows/s",
-            row["rows_per_cpu_second"],
-            made if name == "128 padded" else None,
-        )
-    name = f"{DUPES} epochs of {report['piece_mb']:.1f} MB"
+        beside = made if name == "128 padded" else None
+        line(f"rows of {name}, {row['fill']:.1%} full, rows/s", row["rows_per_cpu_second"], beside)
+    name = f"{DUPES} masked epochs of {report['piece_mb']:.1f} MB, s"
     seconds = original and original["instances_seconds"]
-    line(f"{name}, rows, s", epochs["rows_seconds"], seconds, False, 2)
-    line(f"{name}, rows + masks on the CPU, s", epochs["rows_seconds"] + epochs["masks_seconds"], seconds, False, 2)
-    line(
-        f"{name}, from the text, s",
-        report["piece"]["cpu_seconds"] + epochs["rows_seconds"] + epochs["masks_seconds"],
-        original and seconds + original["tokenizing_seconds"],
-        False,
-        2,
+    made_here = epochs["rows_seconds"] + epochs["masks_seconds"]
+    line(f"{name} (masks drawn on the CPU)", made_here, seconds, False, 2)
+    whole = original and seconds + original["tokenizing_seconds"]
+    line(f"{name}, from the text", report["piece"]["cpu_seconds"] + made_here, whole, False, 2)
+    return markdown.table(["CPU time of one core", "bertjax", "original", "ratio"], rows)
+
+
+def memory_text(memory: dict[str, Any]) -> str:
+    """One line about a build whose memory was measured."""
+    return (
+        f"{memory['tokens'] / 1e6:,.0f} M tokens built by {memory['workers']} workers in "
+        f"{memory['wall_seconds'] / 60:.1f} min, peak {memory['peak_mb']:,.0f} MB in all processes "
+        f"(limit {MEMORY_WANTED_MB:,})"
     )
-    if memory := report.get("memory"):
-        lines.append(
-            f"{memory['tokens'] / 1e6:,.0f} M tokens built by {memory['workers']} workers "
-            f"in {memory['wall_seconds'] / 60:.1f} min, peak {memory['peak_mb']:,.0f} MB "
-            f"in all processes (limit {MEMORY_WANTED_MB:,})"
-        )
-    lines += checks(report)
-    return lines
 
 
 def checks(report: dict[str, Any]) -> list[str]:
@@ -209,7 +203,7 @@ def main(argv: list[str]) -> None:
     with tempfile.TemporaryDirectory(prefix="bertjax-bench-") as scratch:
         report = measure(flags, Path(scratch))
     (flags.out / "input.json").write_text(json.dumps(report, indent=1))
-    print("\n".join(table(report)))
+    print(table(report), *([memory_text(report["memory"])] if flags.memory else []), *checks(report), sep="\n")
     draw(report, flags.out / "input.png")
     print(f"{flags.out / 'input.json'}, {flags.out / 'input.png'}")
 
