@@ -155,10 +155,9 @@ def _complaint(error: Exception, arguments: Sequence[str]) -> str:
         if isinstance(cause, OSError) and cause.filename == file:
             return f"--config={file}: {cause.strerror}"
     if isinstance(causes[-1], TypeError) and str(causes[-1]).startswith("get_config() "):  # its variant
-        remedy = (
-            "leave out what follows the colon" if " takes 0 " in str(causes[-1]) else "give its variant, FILE:VARIANT"
-        )
-        return f"--config={file}: {causes[-1]}; {remedy}"
+        has = " takes 0 " not in str(causes[-1])
+        remedy = "needs a variant: FILE:VARIANT" if has else "has no variants: leave out what follows the colon"
+        return f"--config={file} {remedy}"
     if "has no attribute 'get_config'" in str(error):
         return f"--config={file} defines no get_config(); see configs/base.py for an example"
     return _plainly(error)
@@ -171,6 +170,10 @@ def _plainly(error: Exception) -> str:
         (r"\('Non-boolean argument to boolean flag', .*\)", "must be true or false"),
         (r"invalid literal for int\(\) .*", "must be a whole number"),
         (r"could not convert string to float: .*", "must be a number"),
+        (
+            r"Failed to parse .* as a ConfigDict: .*",
+            "must be a dict, \"{'NAME': VALUE}\"; .NAME=VALUE sets one of its entries",
+        ),
     ):
         text = re.sub(words, meaning, text)
     return text

@@ -59,6 +59,7 @@ ALIASES = {
         "execution.dtype": "bf16 fp16 precision mixed_precision",
         "execution.remat": "gradient_checkpointing",
         "model.hidden_dropout_prob": "dropout",
+        "model.positions": "position_embedding_type position_embeddings rope rotary",
         "model.num_hidden_layers": "num_layers n_layers depth",
         "model.num_attention_heads": "num_heads n_heads",
         "checkpoint.every_steps": "save_steps save_every save_checkpoints_steps",

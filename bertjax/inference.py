@@ -119,7 +119,7 @@ def fill_mask(
     for number, one in enumerate(texts):
         ids = tokenizer.encode(one.replace("[MASK]", mask), keep_special_tokens=True)
         if tokenizer.mask_id not in ids:
-            raise ValueError(f"no {mask} in {one!r:.200}")
+            raise ValueError(f"no {mask} in {one!r:.200}: write it where a word is to be filled in")
         ids, types = tokenizer.layout.join(ids)
         if len(ids) > longest:
             raise ValueError(

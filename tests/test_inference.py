@@ -280,7 +280,7 @@ def test_predict_cuts_rows_at_the_length_that_it_is_given(directory, tmp_path, c
         predict.main([*asked, flag])
         found = json.loads(capsys.readouterr().out)["labels"]
         assert found == pytest.approx(inference.classify(model, "the cats"))  # [CLS] the cat ##s [SEP]
-    with pytest.raises(SystemExit, match="max_length=17 exceeds the 16 positions of the model"):
+    with pytest.raises(SystemExit, match="^predict: --max_length=17 exceeds the 16 positions of the model"):
         predict.main([*asked, "--max_length=17"])
 
 

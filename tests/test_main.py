@@ -171,6 +171,7 @@ def test_a_text_of_several_words_is_one_text_of_a_list(setting, value):
         ("data.nsp=no", "must be true or false"),
         ("batch_size=1.5", "must be a whole number"),
         ("masking.rate=15%", "must be a number"),
+        ("task.options={'text':", "must be a dict, \"{'NAME': VALUE}\"; .NAME=VALUE sets one of its entries"),
     ],
 )
 def test_a_value_of_another_type_is_told_in_plain_words(setting, words):
@@ -182,8 +183,8 @@ def test_a_value_of_another_type_is_told_in_plain_words(setting, words):
     "program, variant, words",
     [
         ("def get_config(name):\n    return {'a': 1}[name]\n", ":b", "line 2: KeyError: 'b'"),
-        ("def get_config():\n    pass\n", ":b", "but 1 was given; leave out what follows the colon"),
-        ("def get_config(name):\n    pass\n", "", "argument: 'name'; give its variant, FILE:VARIANT"),
+        ("def get_config():\n    pass\n", ":b", " has no variants: leave out what follows the colon"),
+        ("def get_config(name):\n    pass\n", "", " needs a variant: FILE:VARIANT"),
         ("def get_config():\n    pass\n", "", "get_config() must return the settings"),
         ("def get_config():\n    return {'batch_size': 8}\n", "", "get_config() must return the settings"),
     ],

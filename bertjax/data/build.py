@@ -187,11 +187,16 @@ def _finished(out_dir: Path, build: dict[str, Any], overwrite: bool, in_memory: 
     # Limits are looked at when the shards are there, and may have been raised because of what was found.
     free = set() if finished else {f"settings.{field.name}" for field in dataclasses.fields(laws.Limits)}
     old, new = flatten(theirs), flatten(ours)
-    differing = [
-        f"{key}: {_brief(old.get(key))} there, {_brief(new.get(key))} now"
-        for key in sorted((old.keys() | new.keys()) - free)
-        if key.split(".")[0] in ours and old.get(key) != new.get(key)
-    ]
+    keys = [key for key in sorted((old.keys() | new.keys()) - free) if key.split(".")[0] in ours]
+    keys = [key for key in keys if old.get(key) != new.get(key)]
+    of_tokenizer = [key for key in keys if key.startswith("tokenizer.")]
+    shown = [key for key in keys if key not in (*of_tokenizer, "sources_hash")]
+    differing = [f"{key}: {_brief(old.get(key))} there, {_brief(new.get(key))} now" for key in shown]
+    if of_tokenizer:
+        sizes = [found.get("tokenizer.vocab_size") for found in (old, new)]
+        differing.append("tokenizer: another one, with {} entries there, {} now".format(*sizes))
+    if keys and not differing:
+        differing.append("files: of the same names and sizes, but changed since")
     if differing and not finished and theirs.get("refused"):
         clear(out_dir)
     elif differing:

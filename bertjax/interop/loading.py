@@ -110,7 +110,7 @@ def check_pretrained(
         raise LoadError(
             f"{path} is not a checkpoint of the configured model:\n"
             + "\n".join(differences)
-            + "\nSet the model's configuration to the checkpoint's values. A larger vocabulary "
+            + ".\nSet config.model to the checkpoint's values. A larger vocabulary "
             "comes from `python -m bertjax.tools.convert --add_vocab`, more positions from "
             "--config.extend_positions=repeat or interpolate."
         )

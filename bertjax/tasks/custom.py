@@ -87,13 +87,16 @@ class TableTask(TextTask):
             path,
             self.text,
             headerless=self.headerless,
-            remedy=". The task's options 'text' and 'label' name other columns, 'headerless' those "
-            "of a file without a header",
+            remedy=". config.task.options.text and .label name other columns, .headerless those of a file without a "
+            "header",
             own=True,
             label=self.label,
         )
         if split == "train" and self.label not in table.columns:
-            raise ValueError(f"{path}: no column {self.label!r} to train on; found {', '.join(table.columns)}")
+            raise ValueError(
+                f"{path}: no column {self.label!r} to train on; found {', '.join(table.columns)}. "
+                "config.task.options.label names another"
+            )
         records = []
         for number, (where, row, _) in enumerate(table.texts(self.text)):
             key = next((row[name] for name in ("id", "index") if row.get(name) is not None), number)

@@ -6,6 +6,7 @@
 A task says how to read, featurise, score and write; the loop, the sweep and the table know nothing else of it.
 """
 
+import contextlib
 import hashlib
 import math
 import pathlib
@@ -224,9 +225,13 @@ def label_places(labels: Sequence[str]) -> Callable[[str, str], int]:
 
     def place(name: str, what: str) -> int:
         if name not in places:
+            numbers = ""
+            with contextlib.suppress(ValueError):
+                if any(not float(label).is_integer() for label in labels):
+                    numbers = "; config.task.options.head=regression predicts a number"
             raise ValueError(
                 f"{what} {name!r:.60} is unknown; the head has {cut(str(list(labels)))} "
-                "(those of the training rows, unless the task's option 'labels' names them all)"
+                "(those of the training rows, unless the task's option 'labels' names them all)" + numbers
             )
         return places[name]
 

@@ -34,6 +34,7 @@ SYNONYMS = (
     {"store", "corpus"},
     {"workdir", "output_dir", "outdir", "logdir", "save_dir"},
     {"config", "cfg"},
+    {"topology", "device", "devices"},
 )
 
 

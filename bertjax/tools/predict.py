@@ -93,7 +93,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             output = Output(stream, options.out, task, inputs, memory.options.get("separator") or "|", labels)
             loaded = load_model(options.model, kind, execution)
             if "task.max_length" in options.given:
-                finetuned = {**(loaded.settings.get("finetuned") or {}), "max_length": config.task.max_length}
+                length, longest = config.task.max_length, loaded.config.max_position_embeddings
+                if length > longest:
+                    raise ValueError(f"--max_length={length} exceeds the {longest} positions of the model")
+                finetuned = {**(loaded.settings.get("finetuned") or {}), "max_length": length}
                 loaded = dataclasses.replace(loaded, settings={**loaded.settings, "finetuned": finetuned})
             answer(loaded, [], options.top_k or 5, options.batch_size)  # if the model cannot, it is no fault of a line
             done = 0

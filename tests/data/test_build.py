@@ -178,8 +178,16 @@ def test_a_damaged_shard_is_made_again(tmp_path, tokenizer, documents, text_file
 
 
 @pytest.mark.parametrize("finished", [True, False])
-@pytest.mark.parametrize("change", ["setting", "corpus", "tokenizer"])
-def test_a_changed_build_is_refused_never_mixed(tmp_path, make_tokenizer, documents, text_file, change, finished):
+@pytest.mark.parametrize(
+    "change, told",
+    [
+        ("setting", "settings.heldout_fraction: 0.01 there, 0.5 now"),
+        ("corpus", "files: "),
+        ("time of the corpus", "files: of the same names and sizes, but changed since"),
+        ("tokenizer", "tokenizer: another one, with [0-9]+ entries there, 999 now"),
+    ],
+)
+def test_a_changed_build_is_refused_never_mixed(tmp_path, make_tokenizer, documents, text_file, change, told, finished):
     text_file(tmp_path / "a.txt", documents(20))
     arguments = dict(patterns=f"{tmp_path}/a.txt", tokenizer=make_tokenizer(), out_dir=tmp_path / "s")
     build_store(**arguments)
@@ -189,9 +197,11 @@ def test_a_changed_build_is_refused_never_mixed(tmp_path, make_tokenizer, docume
         arguments["heldout_fraction"] = 0.5
     elif change == "tokenizer":
         arguments["tokenizer"] = make_tokenizer(vocab_size=999)
+    elif change == "time of the corpus":
+        os.utime(tmp_path / "a.txt", (1, 1))
     else:
         text_file(tmp_path / "a.txt", documents(21))
-    with pytest.raises(ValueError, match="other input or settings"):
+    with pytest.raises(ValueError, match=f"other input or settings:\n  {told}.*\nChoose"):
         build_store(**arguments)
     build_store(**arguments, overwrite=True)
     build_store(**(arguments | {"out_dir": tmp_path / "fresh"}))

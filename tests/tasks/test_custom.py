@@ -86,7 +86,8 @@ def test_numbers_make_a_regression_over_pairs(tmp_path):
 
 def test_a_train_file_without_the_label_column_is_refused_and_a_test_file_is_not(tmp_path):
     (tmp_path / "a.tsv").write_text("text\tclass\nx\ta\ny\tb\n")
-    with pytest.raises(ValueError, match="no column 'label' to train on; found text, class"):
+    told = "no column 'label' to train on; found text, class. config.task.options.label names another"
+    with pytest.raises(ValueError, match=told):
         TableTask(tmp_path, {"train": "a.tsv"})
     task = TableTask(tmp_path, {"train": "a.tsv", "test": "a.tsv"}, label="class")
     task.label = "label"

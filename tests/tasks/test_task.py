@@ -165,3 +165,5 @@ def test_a_gold_label_that_the_head_lacks_is_refused_with_its_place():
     assert place("b", "x.tsv:3: label") == 1
     with pytest.raises(ValueError, match=r"^x\.tsv:3: tag 'c' is unknown; the head has \['a', 'b"):
         place("c", "x.tsv:3: tag")
+    with pytest.raises(ValueError, match=r"label '3.5' is unknown; .*; config.task.options.head=regression"):
+        task.label_places(("1.0", "2.5"))("3.5", "x.tsv:3: label")
