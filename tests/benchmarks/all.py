@@ -3,7 +3,8 @@
     python -m tests.benchmarks.all --list
     python -m tests.benchmarks.all step-base modern-1024 --out=bench/all
     python -m tests.benchmarks.all --minutes=9 --out=bench/all --store=store --glue=glue --model=MODEL
-    python -m tests.benchmarks.all --out=bench/all --page=docs/benchmarks.md
+    cp bench/all/*.json docs/measured
+    python -m tests.benchmarks.all --out=docs/measured --page=docs/benchmarks.md
 
 A piece is one command of at most nine minutes, so that a table can be measured on several days. A call runs the named
 pieces, or all that fit into --minutes and that this code has not measured yet. Each finished piece leaves
@@ -18,6 +19,7 @@ import contextlib
 import dataclasses
 import datetime
 import functools
+import itertools
 import json
 import pathlib
 import platform
@@ -58,8 +60,8 @@ TRANSFER = "transfer prepare --data={data} --out={out}/transfer && transfer --ou
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """Programs of tests.benchmarks with their flags, joined by &&, in which {store}, {glue}, {model}, {text} and
-    {vocab} stand for the data that they need."""
+    """Programs of tests.benchmarks with their flags, joined by &&, in which {store}, {glue}, {model}, {text},
+    {vocab} and {original} stand for the data that they need."""
 
     command: str
     minutes: float
@@ -87,7 +89,7 @@ PIECES = {
     "numerics": Piece("numerics --store={store} --batch=64 --gpus=0", 6),
     **{f"quality-{name}": Piece(QUALITY + run + DRAW, 9) for name, run in RECIPES.items()},
     **{f"transfer-{name}": Piece(f"{TRANSFER}{name}={{out}}/quality/{run}/model", 6) for name, run in RECIPES.items()},
-    "input": Piece("input --text={text} --vocab={vocab} --memory=1", 9, gpus=0),
+    "input": Piece("input --text={text} --vocab={vocab} --original={original} --memory=1", 9, gpus=0),
     **{f"finetune-{name}": Piece(FINETUNE + options, 8) for name, options in TASKS.items()},
 }
 
@@ -140,13 +142,15 @@ def run(name: str, given: Mapping[str, str], out: pathlib.Path) -> dict[str, Any
 
 
 def tables(lines: Iterable[str]) -> list[list[str]]:
-    """The Markdown tables of a program's output, as their lines."""
+    """The Markdown tables of a program's output, as their lines; where they touch, a rule tells that one begins."""
     found: list[list[str]] = []
     inside = False
     for line in lines:
         if line.startswith("|"):
             if not inside:
                 found.append([])
+            elif line.startswith("|--") and len(found[-1]) > 1:
+                found.append([found[-1].pop()])
             found[-1].append(line)
         inside = line.startswith("|")
     return found
@@ -202,7 +206,7 @@ def section(names: Iterable[str], found: Mapping[str, Mapping[str, Any]]) -> str
     told: dict[str, dict[str, None]] = {}
     for name in names:
         record = found[name]
-        for head, rule, *rows in record["tables"]:
+        for head, rule, *rows in itertools.chain.from_iterable(map(tables, record["tables"])):
             lines = joined.setdefault(head, {("",): head, ("-",): rule})
             lines |= {tuple(row.split("|")[1:3]): row for row in rows}
         where = f"{record['card']}, {record['versions']}, {record['commit']}, {record['date']}"
@@ -240,14 +244,16 @@ def main(argv: list[str]) -> None:
     add("--commit", default=source_version(), help="what to call this code, where it is not a git checkout")
     add("--list", action="store_true", help="the pieces, their minutes and data")
     add("--page", type=pathlib.Path, help="write what was measured into this page")
-    for name, meaning in {
+    data = {
         "store": "token store",
         "glue": "folder with GLUE's data",
         "data": "folder with glue/, squad/ and ner/, for `transfer`",
         "model": "model to fine-tune and predict with",
         "text": "text files, for `input`",
         "vocab": "vocabulary directory, for `input`",
-    }.items():
+        "original": "folder with the original's create_pretraining_data.py and tokenization.py, for `input`",
+    }
+    for name, meaning in data.items():
         add(f"--{name}", default="", help=meaning)
     args = parser.parse_args(argv)
     if unknown := [name for name in args.pieces if name not in PIECES]:
@@ -261,7 +267,7 @@ def main(argv: list[str]) -> None:
     if args.page:
         args.page.write_text(rewritten(args.page.read_text(encoding="utf-8"), records(args.out)), encoding="utf-8")
         return
-    given = {name: getattr(args, name) for name in ("store", "glue", "data", "model", "text", "vocab", "commit")}
+    given = {name: getattr(args, name) for name in (*data, "commit")}
     if missing := {need for name in args.pieces for need in PIECES[name].needs if not given[need]}:
         parser.error(f"{', '.join(args.pieces)}: needs {', '.join(f'--{name}' for name in sorted(missing))}")
     failed = []

@@ -76,7 +76,7 @@ def prepare(
         ),
     )
     mesh = sharding.make_mesh(fsdp=fsdp, devices=devices)
-    schedule = learning_rate_schedule("linear", 1e-4, 10_000, 1_000_000)
+    schedule = learning_rate_schedule("linear", 1e-4, 0, 1_000_000)  # as of the other side
     trainer = Trainer(make_optimizer(OptimizerSettings(), schedule), mesh)
     batch = sharding.put_batch(batch, mesh)
     abstract = trainer.abstract_state(objective)

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import pathlib
 import sys
 
 import pytest
@@ -10,7 +11,7 @@ from bertjax.tools.arguments import Parser
 from tests.benchmarks import all as pieces
 from tests.benchmarks.all import PIECES, Piece
 
-GIVEN = {"store": "", "glue": "data", "data": "", "model": "", "text": "", "vocab": "", "commit": "abc"}
+GIVEN = {"store": "", "glue": "data", "data": "", "model": "", "text": "", "vocab": "", "original": "", "commit": "abc"}
 TABLE = "print('noise'); print('| step | | ms |'); print('|---|---|---|'); print('| base | ours | 5 |')"
 
 
@@ -94,3 +95,16 @@ def test_a_section_without_a_measured_piece_stays_and_an_unknown_piece_is_refuse
     assert pieces.rewritten(page, {}) == page
     with pytest.raises(ValueError, match="nothing is not one of"):
         pieces.rewritten("<!-- measured: nothing -->\n<!-- end -->", {})
+
+
+def test_tables_that_touch_are_two():
+    lines = ["| a | b |", "|---|---|", "| 1 | 2 |", "| a | b |", "|---|---|", "| 3 | 4 |", "then", "| c |", "|---|"]
+    assert pieces.tables(lines) == [lines[:3], lines[3:6], lines[7:]]
+
+
+def test_the_page_of_benchmarks_is_made_of_the_records_beside_it():
+    docs = pathlib.Path(__file__).parents[2] / "docs"
+    page, found = (docs / "benchmarks.md").read_text(encoding="utf-8"), pieces.records(docs / "measured")
+    assert {path.stem for path in (docs / "measured").iterdir()} == set(found)
+    assert all(f"<!-- measured: {name}" in page or f" {name} " in page for name in found)
+    assert pieces.rewritten(page, found) == page
