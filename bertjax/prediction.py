@@ -21,6 +21,7 @@ from bertjax.model import heads
 from bertjax.tasks.inputs import COLUMNS
 from bertjax.tasks.make import ASKED, remembered, task_name
 
+Columns = str | int | Sequence[str | int] | None
 Given = str | Sequence[str]  # a text; a pair, or a question and its context; words
 _SHOWN_ROWS = 20
 
@@ -72,7 +73,7 @@ def predict(
     data: Any,
     task: str | None = None,
     *,
-    columns: str | Sequence[str] | None = None,
+    columns: Columns = None,
     top_k: int = 5,
     batch_size: int = 32,
 ) -> Predictions:
@@ -105,23 +106,26 @@ def predict(
     return Predictions(name, tuple(records), answers, tuple(inference.label_name(model, i) for i in classes))
 
 
-def _inputs(data: Any, task: str, columns: str | Sequence[str] | None, model: LoadedModel) -> Iterator[Given]:
+def _inputs(data: Any, task: str, columns: Columns, model: LoadedModel) -> Iterator[Given]:
     """The inputs of a Python object."""
     memory = remembered(model.settings, "the model")
     known, named = (memory.columns(named)[0] if task == "classify" else None for named in (False, True))
-    wanted = (columns,) if isinstance(columns, str) else tuple(columns or known or COLUMNS.get(task, ("tokens",)))
+    given = [columns] if isinstance(columns, str | int) else columns  # a DataFrame without names has 0, 1, ...
+    wanted = tuple(map(str, given or known or COLUMNS.get(task, ("tokens",))))
     tables = isinstance(data, dict) or hasattr(data, "column_names") or hasattr(data, "iterrows")
     if not tables:
         data = list(data) if hasattr(data, "__iter__") else data
         tables = isinstance(data, list) and bool(data) and isinstance(data[0], dict)
+    if tables and known and len(wanted) != len(known):
+        raise ValueError(f"columns={columns!r}: the model was fine-tuned on {len(known)} ({', '.join(known)})")
     for number, row in enumerate(objects.rows(data, () if tables else ("input",))):
         if not tables:
-            given = _checked(row["input"], number)
-            if known and len(known) != (1 if isinstance(given, str) else len(given)):
-                raise ValueError(f"row {number} is {given!r:.80}; the model was fine-tuned on {' and '.join(known)}")
-            yield given
+            text = _checked(row["input"], number)
+            if known and len(known) != (1 if isinstance(text, str) else len(text)):
+                raise ValueError(f"row {number} is {text!r:.80}; the model was fine-tuned on {' and '.join(known)}")
+            yield text
             continue
-        if not columns and named and set(named) <= set(row):
+        if not given and named and set(named) <= set(row):
             wanted = named
         if missing := [name for name in wanted if name not in row]:
             raise ValueError(

@@ -348,6 +348,10 @@ def test_records_fine_tune_a_classifier_that_answers_records(start, tmp_path):
     with pytest.raises(ValueError, match="row 0 has no column 'text'; found body. columns=NAME, or"):
         bertjax.predict(result.model, {"body": ["good film"]})
     assert bertjax.predict(result.model, {"body": ["good film"]}, columns="body")[0] == "pos"
+    for columns in (0, (0,), "0"):  # as of a DataFrame without names
+        assert bertjax.predict(result.model, {0: ["good film"], 1: ["bad film"]}, columns=columns)[0] == "pos"
+    with pytest.raises(ValueError, match=r"^columns=\('a', 'b'\): the model was fine-tuned on 1 \(text\)"):
+        bertjax.predict(result.model, {"a": ["good film"], "b": ["bad film"]}, columns=("a", "b"))
 
 
 def test_a_model_of_records_is_evaluated_on_files(start, tmp_path, capsys):
