@@ -119,8 +119,8 @@ class FineTuner:
             raise ValueError(
                 f"{error.filename} does not exist: the {split!r} split of {self.task.name} is "
                 f"{self.task.splits[split]!r} in the folder that was named as its data"
-                + "; config.task.options.files={'train': NAME, 'dev': NAME} names others. Where there is none for dev, "
-                "write some of the training rows to it" * (not self.task.published)
+                + "; config.task.options.files={'train': NAME, 'dev': NAME} names others" * (not self.task.published)
+                + ". Where there is none, move some of the training rows to it" * (split == "dev")
             ) from None
 
     def data(self, split: str, training: bool = False) -> tuple[Split, list[Features]]:

@@ -64,8 +64,9 @@ class Split:
         if not self.labelled:
             raise ValueError(
                 f"split {self.name!r} has no labels{''.join(f' ({note})' for note in self.notes)}, so it cannot be "
-                f"used for {purpose}; predictions can be written (evaluate --out=DIR, or predict), or name a split "
-                "with labels"
+                f"used for {purpose}; "
+                + "predictions can be written (evaluate --out=DIR, or predict), or " * (purpose != "training")
+                + "name a split with labels"
             )
 
 

@@ -70,13 +70,15 @@ class Parser(argparse.ArgumentParser):
 
             with refusals(self.name, 2):
                 files, settings, args = split_settings(args)
+        given = [argument for argument in args if re.match("--?[a-zA-Z]", argument)]
+        unknown = [argument for argument in given if argument.partition("=")[0] not in self._flags]
+        if unknown and not {"-h", "--help"} & {*args}:  # before argparse misses those that it stands for
+            self.error(f"no such flag: {unknown[0]}{self._meant(unknown[0])}")
         found, left_over = self.parse_known_args(args, namespace)
         if not left_over:
             if self.takes_settings:
                 self._read_settings(found, files, settings)
             return found
-        if all(argument.startswith("-") for argument in left_over):
-            self.error(f"no such flag: {left_over[0]}{self._meant(left_over[0])}")
         if self.takes_settings and left_over[0].endswith(".py"):
             self.error(f"left-over argument: {left_over[0]}. Did you mean --config={left_over[0]}?")
         remedy = "write settings as --config.NAME=VALUE, and q" if self.takes_settings else "q"
@@ -84,6 +86,10 @@ class Parser(argparse.ArgumentParser):
             f"left-over arguments: {' '.join(left_over[:5])}{' ...' * (len(left_over) > 5)}; {remedy}uote wildcards, "
             "which the shell expands: --input='corpus/*.txt'"
         )
+
+    @property
+    def _flags(self) -> list[str]:
+        return [name for action in self._actions for name in action.option_strings]
 
     @property
     def name(self) -> str:
@@ -110,7 +116,7 @@ class Parser(argparse.ArgumentParser):
 
     def _meant(self, unknown: str) -> str:
         """'. Did you mean --input?' for a flag with a similar name or the same meaning."""
-        known = [name for action in self._actions for name in action.option_strings]
+        known = self._flags
         name = unknown.partition("=")[0]
         alike = [f"--{other}" for names in SYNONYMS if name.lstrip("-") in names for other in sorted(names)]
         close = [flag for flag in alike if flag in known] or difflib.get_close_matches(

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from bertjax.config import Config, TaskSettings, finetune_config
 from bertjax.config_checks import check_config
+from bertjax.data.named import is_name
 from bertjax.formats.files import directory_for_work
 from bertjax.tools.arguments import add_settings, make_parser, refusals, require_used
 
@@ -130,6 +131,8 @@ def _one_file(name: str, data: str, split: str, options: dict[str, Any]) -> tupl
     path = os.path.expanduser(data)
     if data == "-" or (os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)):
         raise ValueError(f"--data={data} is read more than once, and by its suffix: write it to a file such as dev.csv")
+    if not os.path.exists(path) and not is_name(data) and "://" not in data:
+        raise ValueError(f"--data={data} does not exist: name the directory of the task's files, one file, or hf:NAME")
     if not os.path.isfile(path):
         return data, options
     if name not in ("table", "ner", "tag", "swag", "squad1.1", "squad2.0"):
