@@ -193,14 +193,14 @@ def modern(place: pathlib.Path) -> None:
     import jax
 
     from bertjax.interop.huggingface import write_directory
-    from bertjax.model.heads import BertForMaskedLM, init_params
+    from bertjax.model.heads import BertForMaskedLM, shared_init
     from bertjax.model.presets import PRESETS
     from bertjax.tokenization import load_tokenizer
 
     tokenizer = load_tokenizer(place / "vocab")
     sizes = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}
     config = dataclasses.replace(PRESETS["modernbert-small"], vocab_size=tokenizer.vocab_size, **sizes)
-    params = init_params(BertForMaskedLM(config), jax.random.key(0))
+    params = shared_init(BertForMaskedLM(config), jax.random.key(0))
     write_directory(place / "hub", config, params, "BertForMaskedLM", tokenizer)
 
 

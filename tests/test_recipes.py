@@ -14,7 +14,7 @@ from bertjax.config import frozen
 from bertjax.config_checks import check_config
 from bertjax.data.masking import next_tokens
 from bertjax.model.encoder import BertEncoder
-from bertjax.model.heads import BertForSequenceClassification, init_params
+from bertjax.model.heads import BertForSequenceClassification, shared_init
 from bertjax.model.presets import BertConfig
 from bertjax.pretraining import job as pretraining
 
@@ -113,11 +113,12 @@ IDS = np.random.default_rng(0).integers(5, 65, (2, 12)).astype(np.int32)
 def test_a_left_to_right_encoder_does_not_see_what_comes_later():
     mask = np.ones_like(IDS)
     model = BertEncoder(CAUSAL)
-    params = init_params(model, jax.random.key(0))
-    before = model.apply({"params": params}, IDS, mask)
+    params = shared_init(model, jax.random.key(0))
+    apply = jax.jit(model.apply)
+    before = apply({"params": params}, IDS, mask)
     changed = IDS.copy()
     changed[:, 7] = (IDS[:, 7] - 5 + 1) % 60 + 5
-    after = model.apply({"params": params}, changed, mask)
+    after = apply({"params": params}, changed, mask)
     np.testing.assert_array_equal(before[:, :7], after[:, :7])
     assert (jnp.abs(before - after)[:, 7:].max(-1) > 1e-4).all()
 
@@ -126,16 +127,17 @@ def test_its_classifier_reads_the_last_token():
     mask = np.ones_like(IDS)
     mask[1, 9:] = 0
     model = BertForSequenceClassification(CAUSAL, num_labels=3)
-    params = init_params(model, jax.random.key(0))
-    logits = model.apply({"params": params}, IDS, mask)
+    params = shared_init(model, jax.random.key(0))
+    apply = jax.jit(model.apply)
+    logits = apply({"params": params}, IDS, mask)
     for row, last, beyond in ((0, 11, None), (1, 8, 9)):
         changed = IDS.copy()
         changed[row, last] = (IDS[row, last] - 4) % 60 + 5
-        assert np.abs(model.apply({"params": params}, changed, mask) - logits)[row].max() > 1e-5
+        assert np.abs(apply({"params": params}, changed, mask) - logits)[row].max() > 1e-5
         if beyond:
             changed = IDS.copy()
             changed[row, beyond:] = 7
-            np.testing.assert_array_equal(model.apply({"params": params}, changed, mask)[row], logits[row])
+            np.testing.assert_array_equal(apply({"params": params}, changed, mask)[row], logits[row])
 
 
 def test_every_position_predicts_the_token_after_it_within_its_text():

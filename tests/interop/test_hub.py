@@ -43,7 +43,7 @@ def model_directory(tmp_path):
     import jax
 
     from bertjax.interop.huggingface import write_directory
-    from bertjax.model.heads import BertForPreTraining, init_params
+    from bertjax.model.heads import BertForPreTraining, shared_init
     from bertjax.model.presets import BertConfig
 
     directory = tmp_path / "model"
@@ -57,7 +57,7 @@ def model_directory(tmp_path):
         max_position_embeddings=64,
     )
     model = BertForPreTraining(config)
-    write_directory(directory, config, init_params(model, jax.random.key(0)), "BertForPreTraining")
+    write_directory(directory, config, shared_init(model, jax.random.key(0)), "BertForPreTraining")
     (directory / "vocab.txt").write_text("\n".join(pieces))
     (directory / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": True}))
     (directory / "onnx").mkdir()

@@ -91,10 +91,10 @@ def test_the_same_file_computes_them_on_a_gpu(exported):
 def test_windows_and_rotary_positions_are_exported_for_rows_of_every_length(tmp_path):
     from bertjax.interop.loaded import LoadedModel
     from bertjax.interop.stablehlo import export_model
-    from bertjax.model.heads import BertForMaskedLM, init_params
+    from bertjax.model.heads import BertForMaskedLM, shared_init
     from bertjax.model.presets import modern
 
     config = modern(2, 64, 96, vocab_size=50, num_attention_heads=2, local_attention=8, global_attn_every_n_layers=2)
     model = BertForMaskedLM(config)
-    loaded = LoadedModel(model, init_params(model, jax.random.key(0)))
+    loaded = LoadedModel(model, shared_init(model, jax.random.key(0)))
     assert export_model(loaded, tmp_path / "out", platforms=["cpu"]) < 1e-5

@@ -9,7 +9,7 @@ import pytest
 
 from bertjax.config import default_config, frozen
 from bertjax.interop import load_model
-from bertjax.model.heads import BertForMaskedLM, BertForPreTraining, init_params
+from bertjax.model.heads import BertForMaskedLM, BertForPreTraining, shared_init
 from bertjax.model.model_types import OWN, TYPES
 from bertjax.model.presets import BertConfig, modern
 from bertjax.pretraining import job as pretraining
@@ -126,7 +126,7 @@ def small_modern(**changes):
 def test_texts_packed_in_one_row_have_the_logits_of_rows_of_their_own(kind):
     """Rotary positions restart with each text; windows count places in the row, which is the same within a text."""
     model = kind(small_modern())
-    params = init_params(model, jax.random.key(0))
+    params = shared_init(model, jax.random.key(0))
     rng = np.random.default_rng(0)
     lengths = (13, 7, 20)
     ids = rng.integers(5, 50, (1, 40))
@@ -151,7 +151,7 @@ def test_a_scan_over_groups_of_layers_gives_what_the_layers_one_by_one_give(laye
     config = dataclasses.replace(small_modern(), num_hidden_layers=layers)
     model = BertForMaskedLM(config)
     scanned = model.clone(execution=dataclasses.replace(model.execution, layers="scan"))
-    params = init_params(model, jax.random.key(0))
+    params = shared_init(model, jax.random.key(0))
     ids = np.random.default_rng(0).integers(5, 50, (2, 30))
     args = {"params": params}, ids, np.ones_like(ids)
 

@@ -11,7 +11,7 @@ import pytest
 from bertjax.config import OptimizerSettings, finetune_config, frozen, walk
 from bertjax.formats import files
 from bertjax.model import heads
-from bertjax.model.heads import init_params
+from bertjax.model.heads import shared_init
 from bertjax.model.layers import described
 from bertjax.model.presets import BertConfig
 from bertjax.tasks import finetune, kinds, metrics, results, sweep
@@ -32,10 +32,6 @@ CONFIG = BertConfig(
     hidden_dropout_prob=0.0,
     attention_probs_dropout_prob=0.0,
 )
-
-
-def fresh(model, key):
-    return init_params(model, key)
 
 
 def write_table(folder, name, rows, seed):
@@ -65,7 +61,7 @@ def tuner(tmp_path):
     task = TableTask(tmp_path, {"train": "train.tsv", "dev": "dev.tsv"})
     tokenizer = WordPieceTokenizer(VOCAB, do_lower_case=True)
     mesh = sharding.make_mesh(devices=jax.devices()[:1])
-    return finetune.FineTuner(task, tokenizer, CONFIG, fresh, SETTINGS, mesh=mesh)
+    return finetune.FineTuner(task, tokenizer, CONFIG, shared_init, SETTINGS, mesh=mesh)
 
 
 @pytest.mark.parametrize("name", dict(walk(OptimizerSettings))["schedule"].allowed)
@@ -96,8 +92,8 @@ class MeanOfTokens(heads.TaskNetwork):
 def test_a_head_of_ones_own_predicts_and_shows_examples_without_a_map(tuner, monkeypatch, tmp_path):
     kind = type("Mean", (kinds.Classification,), {"network": MeanOfTokens})()
     monkeypatch.setitem(kinds.KINDS, "classification", kind)
-    own = finetune.FineTuner(tuner.task, tuner.tokenizer, CONFIG, fresh, SETTINGS, mesh=tuner.mesh)
-    results.write_predictions(own, fresh(own.model, jax.random.key(0)), ("dev",), tmp_path)
+    own = finetune.FineTuner(tuner.task, tuner.tokenizer, CONFIG, shared_init, SETTINGS, mesh=tuner.mesh)
+    results.write_predictions(own, shared_init(own.model, jax.random.key(0)), ("dev",), tmp_path)
     assert (tmp_path / "examples.json").exists() and not (tmp_path / "map.json").exists()
 
 
@@ -137,7 +133,7 @@ def test_training_on_packed_rows_gives_the_losses_and_scores_of_padded_ones(tune
     found = []
     for pack, mesh in (("none", tuner.mesh), ("all", sharding.make_mesh(devices=jax.devices()[:4]))):
         settings = SETTINGS.replace({"task.pack": pack})
-        own = finetune.FineTuner(tuner.task, tuner.tokenizer, CONFIG, fresh, settings, mesh=mesh)
+        own = finetune.FineTuner(tuner.task, tuner.tokenizer, CONFIG, shared_init, settings, mesh=mesh)
         assert (own.training_shapes(16)[0].slots > 1) == (pack == "all")
         found.append(own.run(settings.replace({"optimizer.learning_rate": 1e-3, "batch_size": 16, "task.epochs": 2})))
     one, other = found
@@ -157,7 +153,7 @@ def test_a_run_is_a_function_of_its_seed(tuner):
 @pytest.mark.slow
 def test_predictions_do_not_depend_on_bucket_batch_or_devices(tuner):
     """41 rows on one device and on eight, in batches of 16, against each row alone."""
-    params = jax.jit(lambda key: fresh(tuner.model, key))(jax.random.key(0))
+    params = shared_init(tuner.model, jax.random.key(0))
     _, features = tuner.data("dev")
     outputs = tuner.predict(params, features)
     assert len(outputs) == 41
@@ -167,7 +163,9 @@ def test_predictions_do_not_depend_on_bucket_batch_or_devices(tuner):
         row = features[i]["input_ids"][None]
         alone = model({"params": params}, row, jnp.ones_like(row), jnp.zeros_like(row))
         np.testing.assert_allclose(outputs[i], alone[0], atol=2e-6)
-    spread = finetune.FineTuner(tuner.task, tuner.tokenizer, CONFIG, fresh, tuner.settings, mesh=sharding.make_mesh())
+    spread = finetune.FineTuner(
+        tuner.task, tuner.tokenizer, CONFIG, shared_init, tuner.settings, mesh=sharding.make_mesh()
+    )
     np.testing.assert_allclose(spread.predict(params, features), outputs, atol=2e-6)
 
 

@@ -10,7 +10,7 @@ import pytest
 from bertjax.config import finetune_config, frozen
 from bertjax.interop import LoadError, open_source
 from bertjax.interop.huggingface import write_directory
-from bertjax.model.heads import BertModel, init_params
+from bertjax.model.heads import BertModel, shared_init
 from bertjax.model.presets import BertConfig
 from bertjax.run.checkpoint import Checkpoints
 from bertjax.run.run import summary
@@ -46,7 +46,7 @@ def one_device():
 @pytest.fixture
 def start(tmp_path):
     """A model directory with an encoder and no task head."""
-    params = jax.jit(lambda key: init_params(BertModel(CONFIG), key))(jax.random.key(0))
+    params = shared_init(BertModel(CONFIG), jax.random.key(0))
     tokenizer = WordPieceTokenizer(VOCAB, do_lower_case=True)
     write_directory(tmp_path / "start", CONFIG, params, "BertModel", tokenizer)
     return tmp_path / "start"
@@ -228,7 +228,7 @@ def test_a_workdir_is_known_by_what_its_files_hold(start, data, tmp_path):
         with pytest.raises(ValueError, match=rf"{field}: other content \([0-9a-f]{{8}} -> [0-9a-f]{{8}}\)"):
             prepare({"separator": "|"})
         (data / name).write_text(before)
-    params = init_params(BertModel(CONFIG), jax.random.key(1))
+    params = shared_init(BertModel(CONFIG), jax.random.key(1))
     tokenizer = WordPieceTokenizer(VOCAB, do_lower_case=True)
     write_directory(start, CONFIG, params, "BertModel", tokenizer, overwrite=True)
     with pytest.raises(ValueError, match="weights: other content "):
@@ -329,7 +329,7 @@ def test_a_head_goes_on_for_the_same_names_and_is_drawn_anew_for_others(data, tm
     from bertjax.model.heads import BertForSequenceClassification
 
     model = BertForSequenceClassification(CONFIG)
-    params = jax.jit(lambda key: init_params(model, key))(jax.random.key(9))
+    params = shared_init(model, jax.random.key(9))
     tokenizer = WordPieceTokenizer(VOCAB, do_lower_case=True)
     for name, labels in (("same", {0: "good", 1: "bad"}), ("other", {0: "x", 1: "y"})):
         write_directory(tmp_path / name, CONFIG, params, "BertForSequenceClassification", tokenizer, labels)
