@@ -284,10 +284,11 @@ def test_muon_over_all_layers_at_once_equals_optax_on_each_matrix():
     ours = make_optimizer(OptimizerSettings("optax.contrib.muon", weight_decay=0, clip_norm=0), 1.0)
     theirs = optax.contrib.muon(1.0)
     state, their_state = ours.init(params), theirs.init(params)
+    update, their_update = jax.jit(ours.update), jax.jit(theirs.update)
     for step in range(3):
         gradients = jax.tree.map(lambda leaf: np.float32(random.normal(size=leaf.shape)), params)
-        changes, state = ours.update(gradients, state, params, step=step)
-        wanted, their_state = theirs.update(gradients, their_state, params)
+        changes, state = update(gradients, state, params, step=step)
+        wanted, their_state = their_update(gradients, their_state, params)
         for path, change in leaves(wanted).items():
             np.testing.assert_allclose(leaves(changes)[path], change, atol=2e-6)
 
