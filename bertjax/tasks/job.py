@@ -19,6 +19,7 @@ from bertjax.config import Config
 from bertjax.formats.checkpoint import resolve_directory
 from bertjax.formats.files import write_json
 from bertjax.interop import load_pretrained_params
+from bertjax.interop.loading import stored_labels
 from bertjax.interop.names import heads_in
 from bertjax.log.logbook import Logbook, counted
 from bertjax.model.presets import Execution
@@ -167,7 +168,7 @@ def prepare_tuner(
             f"best; one of {', '.join(task.metric_names)} (higher is better)"
         )
     start = init_from if isinstance(init_from, Pretrained) else Pretrained(init_from)
-    if task.labels:
+    if task.labels and stored_labels(start.source) == len(task.labels):
         # A head for the same names goes on in its own order; one for other names, or for names
         # that are not known, is of no use.
         names = respelled(start.source.labels, task.labels) or tuple(map(str, range(len(task.labels))))

@@ -176,6 +176,16 @@ def test_numbers_are_their_own_order_and_a_nameless_head_is_not_trained_on(tmp_p
     assert not start.keep_head
 
 
+@pytest.mark.parametrize("stored, order", [(0, ("1", "0")), (3, ("1", "0")), (2, ("0", "1"))])
+def test_labels_keep_the_order_that_is_given_beside_a_checkpoint_without_their_head(stored, order, tmp_path):
+    (tmp_path / "t.tsv").write_text("text\tlabel\nthe cat\t0\nsat on\t1\n")
+    options = {"files": {"train": "t.tsv", "dev": "t.tsv"}, "labels": (1, 0)}
+    task = job.make_task("table", tmp_path, options)
+    start = job.Pretrained(classifier(tmp_path / "m", labels=stored) if stored else directory(tmp_path / "m"))
+    job.prepare_tuner(task, start, frozen(finetune_config()).replace({"task.max_length": 16}))
+    assert task.labels == order  # numbers are those of the outputs of a head without names
+
+
 @pytest.mark.parametrize(
     "names, message",
     [
