@@ -17,9 +17,6 @@ from bertjax.model.kernels import ATTENTION, compute_capability
 from bertjax.model.model_types import OWN, SWITCHES, TYPES, ModelType, fitting
 
 DTYPES = ("float32", "bfloat16", "float16", "float8")
-DROPOUT_WORDS = ("threefry", "hash")
-QKV_MODES = ("separate", "fused")
-POINTWISE_MODES = ("xla", "fused")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -249,9 +246,9 @@ class Execution:
             ("dtype", DTYPES),
             ("layers", LAYER_MODES),
             ("remat", REMAT_POLICIES),
-            ("qkv", QKV_MODES),
-            ("dropout_words", DROPOUT_WORDS),
-            ("pointwise", POINTWISE_MODES),
+            ("qkv", ("separate", "fused")),
+            ("dropout_words", ("threefry", "hash")),
+            ("pointwise", ("xla", "fused")),
         ):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"Execution.{name}={getattr(self, name)!r} is not one of {', '.join(allowed)}")
