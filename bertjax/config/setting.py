@@ -2,8 +2,9 @@
 
 import dataclasses
 import difflib
+import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 
@@ -62,14 +63,18 @@ def section(kind: type, unused: tuple[str, str] | None = None) -> Any:
     return dataclasses.field(default_factory=kind, metadata={"section": kind, "unused": unused})
 
 
-def walk(kind: type, prefix: str = "") -> Iterator[tuple[str, Setting]]:
+@functools.cache
+def walk(kind: type) -> tuple[tuple[str, Setting], ...]:
     """('optimizer.learning_rate', its Setting) of every setting of a dataclass, in order."""
+    found = []
     for field in dataclasses.fields(kind):
         if "section" in field.metadata:
-            for name, setting in walk(field.metadata["section"], f"{prefix}{field.name}."):
-                yield name, dataclasses.replace(setting, unused=setting.unused or field.metadata["unused"])
+            for name, setting in walk(field.metadata["section"]):
+                of_section = dataclasses.replace(setting, unused=setting.unused or field.metadata["unused"])
+                found.append((f"{field.name}.{name}", of_section))
         elif "setting" in field.metadata:
-            yield prefix + field.name, field.metadata["setting"]
+            found.append((field.name, field.metadata["setting"]))
+    return tuple(found)
 
 
 def check(name: str, value: Any, allowed: Allowed) -> None:
