@@ -96,6 +96,8 @@ def searched(flags: Any) -> dict[str, list[Any]]:
         if name in found:
             raise ValueError(f"--search={name} is given twice; write all its values in one list")
         found[name] = values_of(name, values, f"--search={text}")
+        if name in ("task.name", "task.metric") and len(found[name]) > 1:
+            raise ValueError(f"--search={text}: runs of other scores have no best one; make a search for each")
     return found
 
 
