@@ -27,6 +27,7 @@ OUTSIDE = ("aiohttp", "gcsfs", "google", "safetensors", "wandb")
 REMEDIES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make room, then repeat the command"),
     **dict.fromkeys((errno.EACCES, errno.EPERM), "this user may not read or write it"),
+    **dict.fromkeys((errno.EEXIST, errno.ENOTDIR), "a file is no directory: choose another place"),
     errno.EISDIR: "name a file in it",
     errno.EROFS: "choose a place that can be written",
 }

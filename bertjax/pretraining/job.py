@@ -43,8 +43,8 @@ log = logging.getLogger(__name__)
 NO_CORPUS = (
     "config.data.corpus is empty: this run needs a corpus, a token store. Make one of your own text (plain, JSONL, "
     "Parquet, WikiExtractor output, TFDS) with bertjax train_vocab --input='corpus/*.txt' --output=vocab, then bertjax "
-    "build_corpus --input='corpus/*.txt' --tokenizer=vocab --output=store, and give --config.data.corpus=store; or try "
-    "the embedded demo corpus: --config=configs/demo.py"
+    "build_corpus --input='corpus/*.txt' --tokenizer=vocab --output=store, and give --config.data.corpus=store; from "
+    "Python, give bertjax.train(texts=[...]); or try the embedded demo corpus: --config=configs/demo.py"
 )
 NO_SEGMENTS = (
     "next-sentence pairs without segment embeddings (model.type_vocab_size=0): after such a run tasks that compare two "

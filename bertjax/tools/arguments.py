@@ -38,6 +38,9 @@ SYNONYMS = (
 )
 
 
+_OBJECT = "must be a JSON object: '{\"NAME\": VALUE}'"
+
+
 class Parser(argparse.ArgumentParser):
     """argparse's, whose refusals are one line that names the remedy, with exit code 2."""
 
@@ -264,9 +267,9 @@ def json_object(text: str) -> dict[str, Any]:
     try:
         found = parse_json(text, "it")
     except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+        raise argparse.ArgumentTypeError(f"{error}; {_OBJECT}") from None
     if not isinstance(found, dict):
-        raise argparse.ArgumentTypeError("must be a JSON object: '{\"NAME\": VALUE}'")
+        raise argparse.ArgumentTypeError(_OBJECT)
     return found
 
 
