@@ -275,6 +275,18 @@ def test_the_last_one_of_a_tool_s_flag_that_is_given_twice_wins():
     assert (found.steps, found.lower) == (2, False)
 
 
+def test_what_follows_two_dashes_belongs_to_another_program():
+    from bertjax.tools.arguments import make_parser
+
+    parser = make_parser("tool", "")
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("command", nargs="*")
+    found = parser.parse_args(["--steps=1", "--", "--config=configs/demo.py", "-x"])
+    assert found.command == ["--config=configs/demo.py", "-x"]
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--config=configs/demo.py", "--", "-x"])
+
+
 @pytest.mark.parametrize("program", [["bertjax", "--help"], ["bertjax.main", "--help_config"]])
 def test_output_that_cannot_be_written_is_one_line(program):
     with open("/dev/full", "w") as full:
