@@ -265,6 +265,15 @@ def test_a_script_s_defaults_in_a_file_of_flags_give_way_to_the_command_line(tmp
     assert split_settings(arguments)[1] == ["--config.seed=3", "--config.phases=((3,32),)"]
 
 
+def test_a_text_that_begins_like_a_flag_is_a_text():
+    from bertjax.tools.arguments import make_parser
+
+    parser = make_parser("tool", "")
+    parser.add_argument("--text")
+    for text in ("-like this one", "--and this=one"):
+        assert parser.parse_args(["--text", text]).text == text
+
+
 def test_the_last_one_of_a_tool_s_flag_that_is_given_twice_wins():
     from bertjax.tools.arguments import add_boolean, make_parser
 

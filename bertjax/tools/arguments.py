@@ -74,7 +74,7 @@ class Parser(argparse.ArgumentParser):
             with refusals(self.name, 2):
                 files, settings, args = split_settings(args)
         own = args[: args.index("--")] if "--" in args else args  # what follows belongs to another program
-        given = [argument for argument in own if re.match("--?[a-zA-Z]", argument)]
+        given = [argument for argument in own if re.match("--?[a-zA-Z][^ =]*(=|$)", argument)]
         unknown = [argument for argument in given if argument.partition("=")[0] not in self._flags]
         if unknown and not {"-h", "--help"} & {*args}:  # before argparse misses those that it stands for
             self.error(f"no such flag: {unknown[0]}{self._meant(unknown[0])}")
