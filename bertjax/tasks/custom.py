@@ -97,9 +97,9 @@ class TableTask(TextTask):
                 f"{path}: no column {self.label!r} to train on; found {', '.join(table.columns)}. "
                 "config.task.options.label names another"
             )
-        records = []
+        records, keys = [], table.keys
         for number, (where, row, _) in enumerate(table.texts(self.text)):
-            key = next((row[name] for name in ("id", "index") if row.get(name) is not None), number)
+            key = next((row[name] for name in keys if row.get(name) is not None), number)
             label = self._label(row.get(self.label), where)
             records.append(Record(str(key), *texts_of(row, self.text), label, where))
         labelled = all_labelled(records, " (-1 is no label, as in GLUE's test files; give such a class another name)")

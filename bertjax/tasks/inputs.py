@@ -208,7 +208,7 @@ def _table(path: pathlib.Path, kind: str, task: str, memory: Remembered, columns
         own=memory.task in (None, "table"),
     )
     texts: list[Input] = [values for _, _, values in table.texts(wanted)]
-    key = next((name for name in ("id", "index") if name in table.columns), None)
+    key = next(iter(table.keys), None)
     rows = [row for _, row in table.rows]
     ids = [row.get(key) for row in rows] if key else []
     return Inputs(texts, [line for line, _ in table.rows], kind, table.columns, rows, ids)

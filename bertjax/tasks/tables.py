@@ -29,6 +29,11 @@ class Table:
     rows: list[tuple[int, dict[str, Any]]]
     skipped: int = 0
 
+    @property
+    def keys(self) -> list[str]:
+        """The columns that name the rows, the better one first: id (Id, ID) and index."""
+        return [column for name in ("id", "index") for column in self.columns if column.lower() == name]
+
     def texts(self, columns: Sequence[str]) -> Iterator[tuple[str, dict[str, Any], tuple[str, ...]]]:
         """(file:line, row, its texts in these columns). Raises ValueError for what is not a text."""
         for line, row in self.rows:

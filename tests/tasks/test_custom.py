@@ -39,6 +39,8 @@ def test_classes_are_named_by_the_train_split_and_matched_by_name(tmp_path):
         '{"text": "q", "label": "pos", "id": null, "index": 7}\n{"text": "q", "label": "pos"}\n'
     )
     assert [record.id for record in task.read("dev").records] == ["7", "1"]
+    (tmp_path / "b.jsonl").write_text("".join(f'{{"text": "q", "label": "pos", "Id": {n}}}\n' for n in (1, 2)))
+    assert [record.id for record in task.read("dev").records] == ["1", "2"]  # not their numbers from 0 on
 
 
 @pytest.mark.parametrize("suffix", ["tsv", "jsonl"])

@@ -94,6 +94,8 @@ def test_the_suffix_of_out_says_the_form_and_the_screen_gets_that_of_the_input(m
     run(tmp_path / "in.csv", CSV, f"--out={tmp_path / 'out.jsonl'}")
     lines = (tmp_path / "out.jsonl").read_text().splitlines()
     assert [json.loads(line)["id"] for line in lines] == ["7", "8"]
+    run(tmp_path / "in.csv", CSV.replace("id", "ID", 1), f"--out={tmp_path / 'out.jsonl'}")
+    assert (tmp_path / "out.jsonl").read_text().splitlines() == lines
     run(tmp_path / "in.txt", "one, two\n", f"--out={tmp_path / 'out.csv'}")
     assert (tmp_path / "out.csv").read_text().splitlines()[1].startswith('"one, two",good,0.75,')
     for out, message in (
