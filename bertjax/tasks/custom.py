@@ -6,12 +6,12 @@ split in sorted order (integers by value), unless given (those of a fine-tuned h
 """
 
 import ast
+import collections
 import contextlib
 import itertools
 import json
 import pathlib
 import re
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -103,7 +103,7 @@ class TableTask(TextTask):
             label = self._label(row.get(self.label), where)
             records.append(Record(str(key), *texts_of(row, self.text), label, where))
         labelled = all_labelled(records, " (-1 is no label, as in GLUE's test files; give such a class another name)")
-        notes = self._remarks(records) if labelled else ()
+        notes = (*self._remarks(records), *self._alike(records)) if labelled else ()
         if self.label not in table.columns:
             notes = (f"{path} has no column {self.label!r}; found {', '.join(table.columns)}",)
         return Split(split, records, labelled, file_fingerprint(path), notes)
@@ -142,13 +142,24 @@ class TableTask(TextTask):
             "predict a number, set the option head='regression'",
         )
 
+    def _alike(self, records: Sequence[Record]) -> tuple[str, ...]:
+        """A note on classes that only capital letters tell apart, as in tables of several hands."""
+        if not self.kind_of_head.named:
+            return ()
+        several, spellings = self.head == "multilabel", collections.defaultdict(set)
+        for name in {name for record in records for name in (record.label if several else [record.label])}:
+            spellings[name.casefold()].add(name)
+        alike = min((sorted(names) for names in spellings.values() if len(names) > 1), default=())
+        said = f"{' and '.join(map(repr, alike))} are classes of their own; if they are one, write them alike"
+        return (said,) if alike else ()
+
     def _check_separator(self, records: Sequence[Record]) -> None:
         """Raises ValueError if another character than '|' seems to separate the labels."""
         if self.separator is not None or any(len(record.label) > 1 for record in records):
             return
         names = {record.label[0] for record in records if record.label}
         for mark in ",;":
-            seen = Counter(part.strip() for name in names for part in name.split(mark))
+            seen = collections.Counter(part.strip() for name in names for part in name.split(mark))
             for record in records:
                 first, *others = (part.strip() for part in (record.label or ("",))[0].split(mark))
                 if others and (first in names or any(seen[part] > 1 for part in others)):

@@ -283,6 +283,16 @@ def test_classes_that_name_other_classes_are_remarked_upon(tmp_path, labels, opt
     assert TableTask(tmp_path, {"train": "a.jsonl"}).read("train").notes == ((said,) if options else ())
 
 
+@pytest.mark.parametrize("head", ["classification", "multilabel"])
+def test_classes_that_only_capital_letters_tell_apart_are_remarked_upon(tmp_path, head):
+    for name, labels in (("a", "yes No no Yes no maybe"), ("b", "yes No")):
+        (tmp_path / f"{name}.csv").write_text("text,label\n" + "".join(f"t,{label}\n" for label in labels.split()))
+    task = TableTask(tmp_path, {"train": "a.csv", "dev": "b.csv"}, head)
+    said = "'No' and 'no' are classes of their own; if they are one, write them alike"
+    assert task.labels == ("No", "Yes", "maybe", "no", "yes")
+    assert (task.read("train").notes, task.read("dev").notes) == ((said,), ())
+
+
 @pytest.mark.parametrize("text", ["NA", "null", "nan", "None", "\xa0", " ", ""])
 def test_words_that_look_like_missing_values_are_texts_and_classes(tmp_path, text):
     with open(tmp_path / "a.csv", "w", newline="") as file:
