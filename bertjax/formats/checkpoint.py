@@ -195,7 +195,7 @@ class SavedStates:
             log.error("checkpoint of step %d in %s is CORRUPT: %s", candidate, self.directory, problem)
         raise CheckpointError(
             f"no intact checkpoint in {self.directory} ({'; '.join(problems)}). Restore one from a "
-            "backup, or delete the run to begin at step 0."
+            "backup, or begin the run at step 0 with --config.resume=overwrite"
         )
 
     def restore_numpy(self, step: int | None = None) -> tuple[dict[str, Any], int]:

@@ -94,7 +94,7 @@ class FineTuner:
         if recipe.max_length > model_config.max_position_embeddings:
             raise ValueError(
                 f"config.task.max_length={recipe.max_length} exceeds the {model_config.max_position_embeddings} "
-                "positions of the model; shorten it, or extend them with --config.extend_positions=repeat"
+                "positions of the model; shorten it, or train with more by --config.extend_positions=repeat"
             )
         if tokenizer is not None and tokenizer.vocab_size > model_config.vocab_size:
             raise ValueError(

@@ -266,7 +266,7 @@ def test_only_corrupt_checkpoints_are_an_error_and_no_fresh_start(tmp_path, dama
     damage(tmp_path / "5")
     checkpoints = Checkpoints(tmp_path)
     assert checkpoints.latest() == 5
-    with pytest.raises(CheckpointError, match="no intact checkpoint.*step 5.*step 3"):
+    with pytest.raises(CheckpointError, match="no intact checkpoint.*step 5.*step 3.*--config.resume=overwrite"):
         checkpoints.restore_numpy()
 
 
