@@ -212,6 +212,20 @@ def test_resume_conflicts_names_what_would_change_the_run():
     assert lines == ["optimizer.learning_rate: 0.0001 -> 0.0003"]
 
 
+@pytest.mark.parametrize("name", ["data.corpus", "data.tokenizer", "data.heldout"])
+def test_a_path_in_another_spelling_is_no_other_setting(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    run = settings.Config().replace({name: "store"})
+    old, mixed = (json.loads(one.to_json()) for one in (run, run.replace({name: "a=2,b=1"})))
+    for same in ("store/", "./store", "~/store", str(tmp_path / "store")):
+        assert settings.resume_conflicts(old, run.replace({name: same})) == []
+    assert settings.resume_conflicts(mixed, run.replace({name: "./a/=2, b/=1"})) == []
+    for other in ("store2", "store,b", "a/store", "", "store=2"):
+        assert settings.resume_conflicts(old, run.replace({name: other})) == [f"{name}: 'store' -> {other!r}"]
+    assert settings.resume_conflicts(mixed, run.replace({name: "a=1,b=2"})) == [f"{name}: 'a=2,b=1' -> 'a=1,b=2'"]
+
+
 def test_a_run_that_is_older_than_a_setting_had_its_default():
     old = json.loads(settings.Config().to_json())
     del old["model"]["is_decoder"], old["data"]["packed"]

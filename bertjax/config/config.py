@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -136,7 +137,9 @@ FREE_ON_RESUME = tuple(
     "watchdog_seconds data.workers data.prefetch data.cache data.corpus_limits accumulation task.data "
     "task.predict".split()
 )
-# Of these, the settings on which the order of sums depends.
+# Settings that name stores and files, whose content is compared by itself.
+PLACES = ("data.corpus", "data.tokenizer", "data.heldout")
+# Of FREE_ON_RESUME, the settings on which the order of sums depends.
 ORDER_OF_SUMS = tuple(
     "execution.dtype execution.kernels execution.layers execution.remat execution.prng mesh. accumulation".split()
 )
@@ -178,11 +181,16 @@ def resume_conflicts(old: Mapping[str, Any], new: Config) -> list[str]:
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Lines 'name: old -> new' of two flat records; a tuple equals the list that JSON makes of it. Of fingerprints it
-    says that the content is another one."""
+    """Lines 'name: old -> new' of two flat records; a tuple equals the list that JSON makes of it, and a store its path
+    in another spelling. Of fingerprints it says that the content is another one."""
 
     def plain(value: Any) -> Any:
         return [plain(item) for item in value] if isinstance(value, tuple | list) else value
+
+    def same(name: str) -> bool:
+        before, now = plain(old.get(name)), plain(new.get(name))
+        spelled = name.removeprefix("config.") in PLACES and isinstance(before, str) and isinstance(now, str)
+        return before == now or (spelled and _places(before) == _places(now))
 
     def change(old: Any, new: Any) -> str:
         if all(isinstance(value, str) and re.fullmatch("[0-9a-f]{32,}", value) for value in (old, new)):
@@ -190,10 +198,17 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
         return f"{old!r} -> {new!r}"
 
     return [
-        f"{name}: {change(old.get(name), new.get(name))}"
-        for name in sorted(old.keys() | new.keys())
-        if plain(old.get(name)) != plain(new.get(name))
+        f"{name}: {change(old.get(name), new.get(name))}" for name in sorted(old.keys() | new.keys()) if not same(name)
     ]
+
+
+def _places(text: str) -> list[tuple[str, str]]:
+    """(path, weight) of each part of DIR=WEIGHT,DIR: 'store/', './store' and its absolute path are one."""
+    found = []
+    for part in map(str.strip, text.split(",")):
+        path, equals, weight = part.rpartition("=") if "=" in part else (part, "", "")
+        found.append((os.path.realpath(os.path.expanduser(path)) if path else "", equals + weight))
+    return found
 
 
 def decides_bits(config: Config) -> dict[str, Any]:
