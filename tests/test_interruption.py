@@ -231,7 +231,7 @@ def test_ctrl_c_in_the_start_of_a_run_from_python_is_not_swallowed():
         "import bertjax, gc, signal, time\nfrom bertjax import experiment\n"
         "def prepare(config, workdir):\n"
         "    gc.callbacks.append(lambda *_: gc.callbacks.clear() or signal.raise_signal(signal.SIGINT))\n"
-        "    gc.collect()\n    time.sleep(20)\n"
+        "    gc.collect()\n    for _ in range(200):\n        time.sleep(0.1)\n"  # not one sleep: see slow_imports
         "experiment.prepare = prepare\n"
         "try:\n    bertjax.train('demo', 'nowhere')\nexcept KeyboardInterrupt:\n    print('interrupted')\n"
     )
