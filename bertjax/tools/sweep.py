@@ -96,8 +96,6 @@ def searched(flags: Any) -> dict[str, list[Any]]:
         if name in found:
             raise ValueError(f"--search={name} is given twice; write all its values in one list")
         found[name] = values_of(name, values, f"--search={text}")
-        if name in ("task.name", "task.metric") and len(found[name]) > 1:
-            raise ValueError(f"--search={text}: runs of other scores have no best one; make a search for each")
     return found
 
 
@@ -139,6 +137,9 @@ def run(config: Config, search: dict[str, list[Any]], seeds: range, workdir: pat
         return tuner
 
     _check(runs, base)
+    for name in ("task.name", "task.metric"):
+        if len(search.get(name, ())) > 1:
+            raise ValueError(f"--search={name}: runs of other scores have no best one; make a search for each")
     first = tuner_for(runs[0][1])
     settings = {"options": config.task.options, **recorded(config)["settings"]}
     identity = job.facts_of(first) | {"task": first.task.name, "settings": settings}

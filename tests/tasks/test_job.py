@@ -426,18 +426,19 @@ def test_a_search_over_any_settings_goes_on_and_leaves_the_best_model(start, dat
 @pytest.mark.parametrize(
     "searched, words",
     [
-        ("task.metric=accuracy,accurcy", "task.metric accurcy, .*metric 'accurcy' cannot say which"),
-        ("init_from={start},nowhere", "init_from nowhere, .*nowhere does not exist"),
-        ("task.freeze=(),('nothing',)", ".*'nothing' matches no parameter path"),
-        ("task.max_length=32,65", "task.max_length 65, .*exceeds the 64 positions"),
-        ("batch_size=8,9", "batch 9, .*multiple of 8"),
+        ("task.metric=accuracy,accurcy", "the run with task.metric accurcy, .*metric 'accurcy' cannot say which"),
+        ("task.metric=accuracy,matthews", "--search=task.metric: runs of other scores have no best one"),
+        ("init_from={start},nowhere", "the run with init_from nowhere, .*nowhere does not exist"),
+        ("task.freeze=(),('nothing',)", "the run with .*'nothing' matches no parameter path"),
+        ("task.max_length=32,65", "the run with task.max_length 65, .*exceeds the 64 positions"),
+        ("batch_size=8,9", "the run with batch 9, .*multiple of 8"),
     ],
 )
 def test_a_search_is_refused_before_its_first_run_where_a_later_one_cannot_start(
     start, data, monkeypatch, searched, words
 ):
     monkeypatch.setattr(job.FineTuner, "data", lambda *_: pytest.fail("data are read first"))
-    with pytest.raises(SystemExit, match=f"sweep: the run with {words}"):
+    with pytest.raises(SystemExit, match=f"sweep: {words}"):
         sweep.main(
             [
                 f"--workdir={data / 'search'}",
