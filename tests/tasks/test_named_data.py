@@ -134,7 +134,11 @@ def test_the_whole_of_a_glue_task_by_name_is_that_of_its_files(shared_data, tmp_
         ("cola", "hf:{glue},cola", "there is no configuration 'cola' hf:.*,CONFIG has mnli, mrpc, stsb"),
         ("cola", "hf:{glue},mrpc", "is not laid out as hf:nyu-mll/glue,cola: no 'sentence' in sentence1, sentence2"),
         ("rte", "hf:{glue},mrpc", "label 'not_equivalent' is not one of entailment, not_entailment"),
-        ("table", "hf:{glue},mrpc", "mrpc:train:0: expected the keys text; missing text; .* 'text' and 'label' name"),
+        (
+            "table",
+            "hf:{glue},mrpc",
+            "mrpc:train:0: expected the keys text; missing text; .*task.options.text and .label name",
+        ),
         ("table", "hf:{glue},mrpc:test", "names a split; leave it out"),
     ],
 )
