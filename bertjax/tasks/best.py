@@ -5,6 +5,7 @@ undisturbed one.
 """
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,7 +15,7 @@ import jax.numpy as jnp
 from bertjax.formats.checkpoint import CheckpointError
 from bertjax.formats.files import write_whole
 from bertjax.run.checkpoint import Checkpoints
-from bertjax.tasks.metrics import Scores, is_better
+from bertjax.tasks.metrics import NOT_FINITE, Scores, is_better
 from bertjax.training.loop import EarlyStop
 
 
@@ -55,7 +56,14 @@ class Best:
             ) from None
 
     def update(self, step: int, scores: Scores, value: float, params: Any) -> Mapping[str, float]:
-        """Notes an evaluation and returns its numbers; raises EarlyStop when patience ends."""
+        """Notes an evaluation and returns its numbers; raises EarlyStop when patience ends.
+
+        Where predictions were no numbers its own are NaN: the 0.0 of its scores would beat a correlation below it,
+        here and among the checkpoints.
+        """
+        numbers = scores.values
+        if NOT_FINITE in scores.flags:
+            value, numbers = math.nan, dict.fromkeys(numbers, math.nan)
         # An evaluation that was stopped at its very end is repeated by the next start.
         self.history = [one for one in self.history if one[0] < step] + [(step, value)]
         if self._kept is not None and jax.process_index() == 0:
@@ -65,4 +73,4 @@ class Best:
         misses = sum(step > self.step for step, _ in self.history)
         if self.patience and misses >= self.patience:
             raise EarlyStop(f"no better score for {misses} evaluations, at step {step}")
-        return scores.values
+        return numbers

@@ -371,7 +371,10 @@ class Training:
         """The best of the evaluations. Raises NoFiniteScore."""
         best = self.best
         if best.params is None:
-            raise NoFiniteScore("no evaluation gave a finite score; nothing can be chosen as best")
+            raise NoFiniteScore(
+                "no evaluation gave a finite score, so nothing can be chosen as best: lower the learning rate, or "
+                "lengthen the warm-up (config.task.warmup)"
+            )
         history = tuple(best.history)
         return Trained(
             settings=self.config,

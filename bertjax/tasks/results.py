@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import pathlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -51,7 +52,7 @@ def result_json(tuner: FineTuner, trained: Trained, checkpoint: str) -> dict[str
         **recorded(trained.settings),
         "best_step": trained.best_step,
         "steps": trained.steps,
-        "history": [list(point) for point in trained.history],
+        "history": [[step, value if math.isfinite(value) else None] for step, value in trained.history],
         "seconds": round(trained.seconds, 3),
         "devices": f"{tuner.mesh.devices.size} x {tuner.mesh.devices.flat[0].device_kind}",
     }

@@ -49,9 +49,14 @@ class Outcome:
     seconds: float
 
     @property
+    def failed(self) -> bool:
+        """True if the run gave no number, for which its value of 0.0 stands."""
+        return bool({NOT_FINITE, FAILED} & set(self.flags))
+
+    @property
     def degenerate(self) -> bool:
         """True if the run learnt nothing: one class, a constant, or no number."""
-        return bool({ONE_CLASS_ONLY, CONSTANT, NOT_FINITE, FAILED} & set(self.flags))
+        return self.failed or bool({ONE_CLASS_ONLY, CONSTANT} & set(self.flags))
 
     def to_json(self) -> str:
         """Its line of runs.jsonl."""
@@ -100,7 +105,7 @@ def sweep(
         check_identity(directory, identity)
     path = directory / "runs.jsonl"
     outcomes = read_outcomes(path)
-    best = max((outcome.value for outcome in outcomes if FAILED not in outcome.flags), default=None)
+    best = max((outcome.value for outcome in outcomes if not outcome.failed), default=None)
     done = {_key(outcome.setting, outcome.seed) for outcome in outcomes}
     runs = list(runs)
     for number, (setting, settings) in enumerate(runs, 1):
@@ -170,11 +175,11 @@ def read_outcomes(path: pathlib.Path) -> list[Outcome]:
 
 
 def rows(outcomes: Sequence[Outcome]) -> list[list[Outcome]]:
-    """All seeds of each setting, degenerate ones included; the best mean first."""
+    """All seeds of each setting, degenerate ones included; the best mean first, and what always failed last."""
     by_setting: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
         by_setting.setdefault(_key(outcome.setting), []).append(outcome)
-    return sorted(by_setting.values(), key=lambda row: -_mean(row))
+    return sorted(by_setting.values(), key=lambda row: (all(outcome.failed for outcome in row), -_mean(row)))
 
 
 def _mean(row: Sequence[Outcome]) -> float:
@@ -185,7 +190,7 @@ def best_outcome(outcomes: Sequence[Outcome]) -> Outcome:
     """The single best run on dev, as the paper selects; a failed one only if all failed."""
     if not outcomes:
         raise ValueError("the search has no finished run")
-    return max(outcomes, key=lambda one: (FAILED not in one.flags, one.value))
+    return max(outcomes, key=lambda one: (not one.failed, one.value))
 
 
 def described(setting: Setting, seed: int | None = None) -> str:
@@ -204,9 +209,9 @@ def _cell(value: Any) -> str:
 def table(task: str, metric: str, outcomes: Sequence[Outcome]) -> str:
     """A Markdown table: each setting, each run, mean, standard deviation, degenerate runs."""
     best = best_outcome(outcomes)
-    head = (
-        f"{task}: {metric} on dev, {len(outcomes)} runs, {sum(o.degenerate for o in outcomes)} degenerate; best "
-        f"{best.value:.4f} with {described(best.setting, best.seed)}"
+    chosen = f"best {best.value:.4f} with {described(best.setting, best.seed)}"
+    head = f"{task}: {metric} on dev, {len(outcomes)} runs, {sum(o.degenerate for o in outcomes)} degenerate; " + (
+        "no best one: none gave a finite score" if best.failed else chosen
     )
     names = list(dict.fromkeys(name for outcome in outcomes for name in outcome.setting))
     columns = [*(WORDS.get(name, name) for name in names), "runs", "mean", "std", "degenerate", "every run"]

@@ -155,7 +155,8 @@ def run(config: Config, search: dict[str, list[Any]], seeds: range, workdir: pat
     )
     table = sweep.write_report(task, metric, outcomes, workdir)
     places = {"table": "sweep.md", "picture": "sweep.png", "best model": "best"}
-    return "\n".join([table, *(f"{name}: {workdir / file}" for name, file in places.items())])
+    there = {name: workdir / file for name, file in places.items() if (workdir / file).exists()}
+    return "\n".join([table, *(f"{name}: {path}" for name, path in there.items())])
 
 
 def _check(runs: Iterable[tuple[Mapping[str, Any], Config]], base: Mapping[str, Any]) -> None:

@@ -15,6 +15,7 @@ from bertjax.model.heads import shared_init
 from bertjax.model.layers import described
 from bertjax.model.presets import BertConfig
 from bertjax.tasks import finetune, kinds, metrics, results, sweep
+from bertjax.tasks.best import Best
 from bertjax.tasks.custom import TableTask
 from bertjax.tokenization import WordPieceTokenizer
 from bertjax.training import sharding
@@ -109,6 +110,24 @@ def test_outputs_that_are_no_numbers_score_nothing(tuner, monkeypatch):
         assert "confusion" not in scores.details  # nor a table, in which the report would show them
     outcome = sweep.Outcome({}, 0, 0.0, {}, (metrics.NOT_FINITE,), 1, 1.0)
     assert outcome.degenerate
+
+
+def test_an_evaluation_without_numbers_is_never_the_best():
+    """Its scores are 0.0, above a correlation below it and as good as that of a constant answer."""
+    broken = metrics.Scores({"matthews": 0.0, "accuracy": 0.0}, (metrics.NOT_FINITE,))
+    best = Best(0, None)
+    for step in (1, 2):  # which says what the checkpoints are ranked by
+        assert np.isnan([*best.update(step, broken, 0.0, {}).values()]).all() and best.params is None
+    best.update(3, metrics.Scores({"matthews": -0.5}), -0.5, {})
+    best.update(4, broken, 0.0, {})
+    assert (best.step, best.value) == (3, -0.5)
+
+
+def test_result_json_has_null_for_an_evaluation_without_numbers(tuner):
+    history = ((1, np.nan), (2, 0.5))
+    trained = finetune.Trained(SETTINGS, {}, metrics.Scores({"accuracy": 0.5}), 0.5, 2, 2, history, 1.0)
+    found = json.loads(json.dumps(results.result_json(tuner, trained, "none"), allow_nan=False))
+    assert found["history"] == [[1, None], [2, 0.5]]
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+from unittest import mock
 
 import jax
 import numpy as np
@@ -15,6 +16,7 @@ from bertjax.model.presets import BertConfig
 from bertjax.run.checkpoint import Checkpoints
 from bertjax.run.run import summary
 from bertjax.tasks import job
+from bertjax.tasks.finetune import NoFiniteScore
 from bertjax.tokenization import WordPieceTokenizer
 from bertjax.tools import evaluate, predict, sweep
 from bertjax.training import sharding
@@ -421,6 +423,19 @@ def test_a_search_over_any_settings_goes_on_and_leaves_the_best_model(start, dat
     with pytest.raises(SystemExit) as refused:
         predict.main([f"--model={data / 'search' / 'best'}", "--text=a", "--config.task.evl_batch_size=8"])
     assert "Did you mean --config.task.eval_batch_size" in str(refused.value)
+
+
+def test_a_search_in_which_every_run_diverges_names_no_best_model(start, data, capsys, monkeypatch):
+    monkeypatch.setattr(job.FineTuner, "run", mock.Mock(side_effect=NoFiniteScore))
+    sweep.main(
+        [
+            f"--workdir={data / 'search'}",
+            *("--task=table", f"--data={data}", f"--init_from={start}", "--max_length=32"),
+            "--options=" + json.dumps({"files": {"train": "train.tsv", "dev": "dev.tsv"}}),
+            *("--compilation_cache=", "--epochs=1", "--learning_rate=1e-3", "--batch_size=16"),
+        ]
+    )
+    assert "best model" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

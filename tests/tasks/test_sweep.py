@@ -148,12 +148,14 @@ def test_one_seed_has_no_deviation_and_no_run_is_an_error():
         sweep.best_outcome([])
 
 
-def test_a_run_that_failed_is_not_the_best_of_others_below_zero():
-    failed = sweep.Outcome({"batch_size": 16}, 0, 0.0, {}, (sweep.FAILED,), 0, 0.0)
+@pytest.mark.parametrize("flag", [sweep.FAILED, metrics.NOT_FINITE])
+def test_a_run_that_failed_is_not_the_best_of_others_below_zero(flag):
+    failed = sweep.Outcome({"batch_size": 16}, 0, 0.0, {}, (flag,), 0, 0.0)
     negative = sweep.Outcome({"batch_size": 32}, 0, -0.5, {}, (), 1, 1.0)
     for outcomes in ([failed, negative], [negative, failed]):
         assert sweep.best_outcome(outcomes) is negative
-    assert sweep.best_outcome([failed]) is failed
+        assert sweep.rows(outcomes) == [[negative], [failed]]
+    assert "1 degenerate; no best one: none gave a finite score" in sweep.table("cola", "matthews", [failed])
 
 
 def options(*arguments):
