@@ -34,7 +34,7 @@ def whole_file(path: str | os.PathLike[str], mode: str = "w", partial: Path | No
 
     Opens at once, so a place that cannot be written shows before the work and not after it. Makes
     the directory that it is in. Text is UTF-8, its line ends are written as they are. A device or a pipe, such as
-    /dev/null or bash's >(gzip > FILE), is written to and stays what it is.
+    /dev/null or bash's >(gzip > FILE), is written to and stays what it is. So does a symbolic link, as with `open`.
 
     partial: what it is called meanwhile, where several processes may write it at once.
     """
@@ -47,7 +47,8 @@ def whole_file(path: str | os.PathLike[str], mode: str = "w", partial: Path | No
         with open(path, mode, **text) as file:
             yield file
         return
-    partial = partial or path.with_name(f"{path.name}.partial")
+    path = _linked(path)
+    partial = path.with_name(partial.name if partial else f"{path.name}.partial")
     with directory_for_work(path.parent), _named(path):
         with _alone(path, partial, mode, text) as file:
             try:
@@ -62,6 +63,11 @@ def whole_file(path: str | os.PathLike[str], mode: str = "w", partial: Path | No
         with contextlib.suppress(OSError):  # not every file system has this
             os.fsync(directory)
         os.close(directory)
+
+
+def _linked(path: Path) -> Path:
+    """What a symbolic link names, there or not, so that a rename does not replace the link; other paths as they are."""
+    return Path(os.path.realpath(path)) if path.is_symlink() else path
 
 
 def _alone(path: Path, partial: Path, mode: str, text: dict[str, str]) -> IO[Any]:
@@ -124,7 +130,8 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
 
 @contextlib.contextmanager
 def whole_directory(target: str | os.PathLike[str], overwrite: bool = False) -> Iterator[Path]:
-    """A temporary directory beside `target` that becomes it when the block ends without an error.
+    """A temporary directory beside `target`, or what a link of that name leads to, that becomes it when the block ends
+    without an error.
 
     What a killed process has left of an earlier attempt is removed; where it was killed between
     taking away the old directory and putting the new one in its place, the old one comes back.
@@ -132,7 +139,7 @@ def whole_directory(target: str | os.PathLike[str], overwrite: bool = False) -> 
     Raises:
       FileExistsError: `target` exists, is not empty, and `overwrite` is False.
     """
-    target = Path(target).expanduser().absolute()
+    target = _linked(Path(target).expanduser().absolute())
     if target.parent.is_dir():
         with _locked(target.parent):
             _remove_orphans(target)

@@ -66,6 +66,20 @@ def test_a_pipe_or_device_is_written_to_and_not_replaced(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["fifo", "out.txt"]
 
 
+def test_what_a_symbolic_link_names_is_written_and_the_link_stays(tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "file").symlink_to("disk/file")
+    (tmp_path / "model").symlink_to("disk/model")
+    for overwrite in (False, True):  # at first there is nothing at its other end
+        write_whole(tmp_path / "file", f"{overwrite}")
+        assert (tmp_path / "file").is_symlink() and (tmp_path / "disk" / "file").read_text() == f"{overwrite}"
+        with whole_directory(tmp_path / "model", overwrite) as directory:
+            (directory / f"{overwrite}").touch()
+        assert (tmp_path / "model").is_symlink()
+        assert [path.name for path in (tmp_path / "disk" / "model").iterdir()] == [f"{overwrite}"]
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["True", "disk", "file", "file", "model", "model"]
+
+
 def test_a_file_that_another_process_is_writing_is_refused_and_left_to_it(tmp_path):
     path = tmp_path / "out.txt"
     with whole_file(path) as first:
