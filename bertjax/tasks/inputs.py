@@ -64,7 +64,12 @@ class Inputs:
 
 
 def read_inputs(
-    file: str, task: str, memory: Remembered, columns: str | None = None, labels: Sequence[str] = ()
+    file: str,
+    task: str,
+    memory: Remembered,
+    columns: str | None = None,
+    labels: Sequence[str] = (),
+    as_many: bool = True,
 ) -> Inputs:
     """The inputs of a file for `task`, a name of COLUMNS or 'ner'.
 
@@ -72,6 +77,7 @@ def read_inputs(
       memory: of the model: columns and files of its task.
       columns: names of the text columns of a table, with commas, in place of the remembered ones.
       labels: of the model's head, by which lines that are columns of words and tags are known.
+      as_many: whether a line must have as many texts as those that the model was fine-tuned on.
 
     Raises ValueError with file and line for what does not fit, and for columns of a file that is no table.
     """
@@ -80,7 +86,7 @@ def read_inputs(
     if task == "ner":
         found = _read_words(file, suffix, memory, labels)
     else:
-        found = _read_texts(file, suffix, task, memory, columns)
+        found = _read_texts(file, suffix, task, memory, columns, as_many)
     if columns and not found.columns:
         raise ValueError(f"--columns={columns} has no effect: {file} is no table with a header of these names")
     if not found.texts:
@@ -103,7 +109,7 @@ def _read_words(file: str, suffix: str, memory: Remembered, labels: Sequence[str
     return _of_lines(lines)
 
 
-def _read_texts(file: str, suffix: str, task: str, memory: Remembered, columns: str | None) -> Inputs:
+def _read_texts(file: str, suffix: str, task: str, memory: Remembered, columns: str | None, as_many: bool) -> Inputs:
     """A table, a SQuAD file, or lines of one text or of several with tabs between them."""
     path = pathlib.Path(file).expanduser()
     if task == "qa" and suffix == ".json":
@@ -119,7 +125,7 @@ def _read_texts(file: str, suffix: str, task: str, memory: Remembered, columns: 
         return _table(path, "tsv", task, memory, columns)
     if wanted and "," in first and set(wanted) <= {cell.strip() for cell in next(csv.reader([first]))}:
         raise ValueError(f"{file}:1: looks like the header of a CSV table; call the file .csv")
-    _check_parts(file, task, lines, len(wanted) if wanted else None)
+    _check_parts(file, task, lines, len(wanted) if wanted and as_many else None)
     if task == "qa":  # an editor may have cut off the tab before an empty context
         lines = [line if "\t" in line else f"{line}\t" for line in lines]
     return _of_lines(lines)
@@ -140,9 +146,12 @@ def _of_lines(lines: Sequence[str]) -> Inputs:
     return Inputs(list(lines), [*range(1, len(lines) + 1)])
 
 
-def read_texts(file: str, columns: str | None = None) -> list[Input]:
-    """Texts and pairs, (first, second), of a file of lines or of a table; errors as `read_inputs`."""
-    inputs = read_inputs(file, "classify", Remembered(), columns)
+def read_texts(file: str, columns: str | None = None, memory: Remembered = Remembered()) -> list[Input]:  # noqa: B008
+    """Texts and pairs, (first, second), of a file of lines or of a table; errors as `read_inputs`.
+
+    A table is read by `columns`, which may be any, or as the model of `memory` was fine-tuned.
+    """
+    inputs = read_inputs(file, "classify", Remembered() if columns else memory, columns, as_many=False)
     if inputs.kind != "lines":
         return [texts[0] if len(texts) == 1 else texts for texts in inputs.texts]
     return [tuple(line.split("\t")) if "\t" in line else line for line in read_lines(file)]

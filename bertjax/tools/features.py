@@ -4,11 +4,12 @@
     python -m bertjax.tools.features --model=DIR --file=in.txt --out=out.npz --pooling=mean
 
 The input has one text a line (a tab separates the two of a pair), or is a table (.csv, .tsv,
-.jsonl) with a column of texts, or two. JSONL has the layout of the original's extract_features.py:
+.jsonl) with a column of texts, or two: those that the model was fine-tuned on, or --columns. JSONL has the layout of the original's extract_features.py:
 linex_index, features: [token, layers: [index, values]]. An npz file has `embeddings` [N, H] with
 --pooling, else `tokens_i` and `layers_i` [layers, tokens, H] for line i.
 """
 
+import contextlib
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -18,10 +19,11 @@ import numpy as np
 
 from bertjax import embeddings
 from bertjax.formats.files import whole_file
-from bertjax.interop.loading import load_model
+from bertjax.interop.loading import LoadError, load_model, open_source
 from bertjax.interop.sentence_transformers import POOLINGS
 from bertjax.model.presets import DTYPES, Execution
 from bertjax.tasks.inputs import read_texts
+from bertjax.tasks.make import Remembered, remembered
 from bertjax.tools.arguments import file_or_stdin, make_parser, refusals, require_other_file
 
 
@@ -31,7 +33,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add = parser.add_argument
     add("--model", required=True, metavar="DIR", help="a model that bertjax.load_model reads")
     add("--file", type=file_or_stdin, required=True, metavar="FILE", help="lines (- is the standard input), or a table")
-    add("--columns", metavar="NAME,NAME", help="of the texts in a .csv, .tsv or .jsonl file (default text)")
+    add(
+        "--columns",
+        metavar="NAME,NAME",
+        help="of the texts in a table; default: what the model was fine-tuned on, else text",
+    )
     add("--out", required=True, metavar="FILE", help=".jsonl or .npz")
     add("--layers", help="list indices, with commas; 0 is the embeddings (default -1)")
     add("--pooling", choices=("model", *POOLINGS), help="one vector a sentence; model: as its files say, or the mean")
@@ -53,7 +59,10 @@ def write_features(flags: Any) -> None:
     if flags.pooling and flags.layers:
         raise ValueError(f"--layers={flags.layers} has no effect with --pooling, which takes the last layer")
     require_other_file(flags.file, flags.out)
-    texts = read_texts(flags.file, flags.columns)
+    memory = Remembered()
+    with contextlib.suppress(LoadError):  # load_model says it better
+        memory = remembered(open_source(flags.model).settings, flags.model)
+    texts = read_texts(flags.file, flags.columns, memory)
     try:
         layers = [int(index) for index in (flags.layers or "-1").split(",")]
     except ValueError:

@@ -325,6 +325,21 @@ def test_features_reads_a_table_by_its_columns_too(tmp_path):
     assert read_texts(str(lines)) == ["a", ("b", "c"), ""]
 
 
+def test_features_reads_a_table_as_the_model_was_fine_tuned(model, monkeypatch, tmp_path):
+    model.settings, asked = {"finetuned": REVIEWS}, []
+    monkeypatch.setattr(features, "open_source", lambda _: model)
+    monkeypatch.setattr(features, "load_model", lambda *_, **__: model)
+    monkeypatch.setattr(features.embeddings, "layer_outputs", lambda loaded, texts, *_: asked.append(texts) or ())
+    path = tmp_path / "in.csv"
+    path.write_text("id,review,sentiment\n7,so good,good\n")
+    for flags in ([], ["--columns=id,review"]):  # others may be named, also more of them
+        features.main(["--model=m", f"--file={path}", f"--out={tmp_path / 'out.jsonl'}", *flags])
+    assert asked == [["so good"], [("7", "so good")]]
+    pairs = Remembered("rte")
+    path.write_text("a\nb\tc\n")
+    assert read_texts(str(path.rename(tmp_path / "in.txt")), memory=pairs) == ["a", ("b", "c")]
+
+
 @pytest.mark.parametrize("name, text", [("in.csv", CSV.partition("\n")[0] + "\n"), ("in.txt", ""), ("in.jsonl", "\n")])
 def test_a_file_without_inputs_is_answered_by_a_header_alone_and_said(model, tmp_path, name, text, caplog):
     model.settings = {"finetuned": REVIEWS}
