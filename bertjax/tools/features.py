@@ -4,9 +4,10 @@
     python -m bertjax.tools.features --model=DIR --file=in.txt --out=out.npz --pooling=mean
 
 The input has one text a line (a tab separates the two of a pair), or is a table (.csv, .tsv,
-.jsonl) with a column of texts, or two: those that the model was fine-tuned on, or --columns. JSONL has the layout of the original's extract_features.py:
-linex_index, features: [token, layers: [index, values]]. An npz file has `embeddings` [N, H] with
---pooling, else `tokens_i` and `layers_i` [layers, tokens, H] for line i.
+.jsonl) with a column of texts, or two: those that the model was fine-tuned on, or --columns. JSONL
+has the layout of the original's extract_features.py: linex_index, features: [token, layers: [index,
+values]]. An npz file has `embeddings` [N, H] with --pooling, else `tokens_i` and `layers_i` [layers,
+tokens, H] for line i.
 """
 
 import contextlib
@@ -33,11 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add = parser.add_argument
     add("--model", required=True, metavar="DIR", help="a model that bertjax.load_model reads")
     add("--file", type=file_or_stdin, required=True, metavar="FILE", help="lines (- is the standard input), or a table")
-    add(
-        "--columns",
-        metavar="NAME,NAME",
-        help="of the texts in a table; default: what the model was fine-tuned on, else text",
-    )
+    add("--columns", metavar="NAME,NAME", help="of the texts in a table; default: what the model was fine-tuned on")
     add("--out", required=True, metavar="FILE", help=".jsonl or .npz")
     add("--layers", help="list indices, with commas; 0 is the embeddings (default -1)")
     add("--pooling", choices=("model", *POOLINGS), help="one vector a sentence; model: as its files say, or the mean")
