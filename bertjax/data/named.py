@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bertjax.data.objects import class_names, named
-from bertjax.formats.hub import network_errors
+from bertjax.formats.hub import network_errors, reachable
 
 # Data sets of fewer files are cut further, where their format allows that: Parquet at its row groups.
 _FEW_FILES = 64
@@ -84,7 +84,7 @@ class HfName(NamedTuple):
 @functools.lru_cache(1)
 def _prepared(name: HfName) -> Any:
     """The builder of a data set, named without a split, that is in the cache of `datasets` as a whole."""
-    builder = _builder(name)
+    builder = _builder(name, streamed=False)
     with _explained(name):
         builder.download_and_prepare()
     return builder
@@ -107,10 +107,25 @@ def _library() -> Any:
     return datasets
 
 
-def _builder(name: HfName) -> Any:
-    """The `datasets.DatasetBuilder`; ValueError that says what there is instead."""
+def _builder(name: HfName, streamed: bool = True) -> Any:
+    """The `datasets.DatasetBuilder`; ValueError that says what there is instead. Not `streamed`, the cache will do."""
+    library = _library()
+    load = functools.partial(library.load_dataset_builder, revision=name.revision or None)
     with _explained(name):
-        return _library().load_dataset_builder(name.name, name.config or None, revision=name.revision or None)
+        if os.path.isdir(name.name) or reachable():
+            return load(name.name, name.config or None)
+        gone = f"{library.config.HF_ENDPOINT} cannot be reached"
+        if streamed:
+            raise FileNotFoundError(f"{gone}, from where a corpus is read: build its store elsewhere, and copy that")
+        before, library.config.HF_HUB_OFFLINE = library.config.HF_HUB_OFFLINE, True  # to its cache at once
+        try:
+            return load(name.name, name.config or None)
+        except network_errors():
+            cache = library.config.HF_DATASETS_CACHE
+            remedy = "copy the directory of HF_HOME from a machine that has fetched it"
+            raise FileNotFoundError(f"{gone}, and the cache {cache} does not hold it: {remedy}") from None
+        finally:
+            library.config.HF_HUB_OFFLINE = before
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ import functools
 import inspect
 import os
 import re
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -81,6 +82,22 @@ def _patterns(files: Iterable[str], tokenizer_only: bool) -> list[str]:
     weights = next((kept for pattern in _WEIGHTS if (kept := fnmatch.filter(names, pattern))), [])
     layers = [name for name in files if re.match(r"\d+_Dense/", name)]  # of sentence-transformers
     return [*_TOKENIZER, *_SETTINGS, *weights, *layers]
+
+
+def reachable() -> bool:
+    """Whether the Hub answers, asked three times within seconds; its clients alone may ask for half a minute a file."""
+    import huggingface_hub
+    from huggingface_hub import constants
+
+    for wait in (1, 2, 0):
+        if constants.HF_HUB_OFFLINE:
+            break
+        try:
+            huggingface_hub.get_session().head(constants.ENDPOINT, timeout=5)
+            return True
+        except network_errors():
+            time.sleep(wait)
+    return False
 
 
 def network_errors() -> tuple[type[BaseException], ...]:

@@ -1,7 +1,10 @@
 """Tasks whose data are named: folders that the library `datasets` reads, and the server that speaks as the Hub does."""
 
+import time
+
 import pytest
 
+from bertjax.data.named import pinned, splits_of
 from bertjax.tasks.glue import GlueTask
 from bertjax.tasks.inputs import read_inputs
 from bertjax.tasks.make import Remembered, make_task
@@ -97,6 +100,23 @@ def test_glue_by_name_gives_the_records_of_its_files(glue, tmp_path):
     files = make_task("mrpc", str(folder))
     assert found == {split: records(files, split) for split in ("train", "dev", "test")}
     assert not unlabelled.labelled and [record.id for record in unlabelled.records] == ["0", "1", "2"]
+
+
+def test_without_a_connection_the_cache_serves_and_what_it_lacks_is_said_within_seconds(glue, tmp_path, monkeypatch):
+    server, gone, slept = HubServer(datasets={"nyu-mll/glue": {"main": glue}}), HubServer(), []
+    server.serve_this_process(monkeypatch, tmp_path / "home")
+    found = splits_of("hf:nyu-mll/glue,mrpc")
+    for each in (server, gone):
+        each.close()
+    gone.serve_this_process(monkeypatch, tmp_path / "home")
+    monkeypatch.setattr(time, "sleep", slept.append)  # of any library
+    assert splits_of("hf:nyu-mll/glue,mrpc") == found == {"train": "train", "dev": "validation", "test": "test"}
+    with pytest.raises(ValueError, match=f"{gone.url} cannot be reached, and the cache .* does not hold it"):
+        splits_of("hf:someone/none")
+    with pytest.raises(ValueError, match=f"{gone.url} cannot be reached, from where a corpus is read: build its store"):
+        pinned("hf:nyu-mll/glue,mrpc")
+    assert 0 < sum(slept) < 10  # huggingface_hub may try for half a minute
+    assert not datasets.config.HF_HUB_OFFLINE
 
 
 def test_numbers_and_the_splits_of_mnli_are_those_of_the_benchmark(glue):
