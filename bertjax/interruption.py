@@ -27,7 +27,6 @@ OUTSIDE = ("aiohttp", "gcsfs", "google", "safetensors", "wandb")
 REMEDIES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make room, then repeat the command"),
     **dict.fromkeys((errno.EACCES, errno.EPERM), "this user may not read or write it"),
-    **dict.fromkeys((errno.EEXIST, errno.ENOTDIR), "a file is no directory: choose another place"),
     errno.EISDIR: "name a file in it",
     errno.EROFS: "choose a place that can be written",
 }
@@ -233,12 +232,22 @@ def one_line(error: BaseException, more: tuple[type[BaseException], ...] = ()) -
         files = (error.filename, error.filename2)
         names = [os.fsdecode(file) for file in files if isinstance(file, str | bytes | os.PathLike)]
         remedy = REMEDIES.get(error.errno)
+        if names and error.errno in (errno.EEXIST, errno.ENOTDIR):
+            remedy = f"{_in_the_way(names[0])}: choose another place"
         return ": ".join([*names[:1], error.strerror]) + (f"; {remedy}" if remedy else "")
     if isinstance(error, ImportError) and error.name:
         return None if error.name.startswith("bertjax") else f"{text}; pip install {error.name.partition('.')[0]}"
     if isinstance(error, MemoryError):
         return f"not enough memory{': ' * bool(text)}{text}"
     return text or type(error).__name__
+
+
+def _in_the_way(path: str) -> str:
+    """'NAME is a file': the innermost part of the path that is there."""
+    while not os.path.lexists(path) and os.path.dirname(path):
+        path = os.path.dirname(path)
+    kind = "a directory" if os.path.isdir(path) else "a file" if os.path.exists(path) else "a link to nothing"
+    return f"{path} is {kind}"
 
 
 def _found_no_device(error: BaseException) -> bool:

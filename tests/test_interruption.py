@@ -1,6 +1,7 @@
 """Tools under real signals: one line, the shell's exit code, and nothing half-written."""
 
 import os
+import pathlib
 import pwd
 import signal
 import subprocess
@@ -254,3 +255,18 @@ def test_a_user_without_a_home_directory_is_told_to_set_one(cache, monkeypatch, 
     with pytest.raises(SystemExit, match="^tool: this user has no home directory, .*: set HOME to"), refusals("tool"):
         runtime.settings(Config()) if cache == "of a run" else sweep.run(Config(), {}, range(1), tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_what_is_in_the_way_of_a_directory_or_a_file_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path("file").touch()
+    os.mkdir("directory")
+    os.symlink("nowhere", "link")
+    for make, said in (
+        (lambda: os.mkdir("file"), "file: File exists; file is a file: choose another place"),
+        (lambda: os.mkdir("file/a/b"), "file/a/b: Not a directory; file is a file: choose another place"),
+        (lambda: open("directory", "x"), "directory: File exists; directory is a directory: choose another place"),
+        (lambda: os.mkdir("link"), "link: File exists; link is a link to nothing: choose another place"),
+    ):
+        with pytest.raises(SystemExit, match=f"^tool: {said}$"), refusals("tool"):
+            make()
