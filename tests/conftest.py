@@ -89,10 +89,11 @@ def random_store(tmp_path_factory):
 
     from bertjax.data.build import build_store
     from bertjax.tokenization.wordpiece import WordPieceTokenizer
+    from tests.fakes import SPECIALS
 
     random = np.random.default_rng(0)
     words = [f"w{i}" for i in range(60)]
-    tokenizer = WordPieceTokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words], do_lower_case=True)
+    tokenizer = WordPieceTokenizer([*SPECIALS, *words], do_lower_case=True)
     documents = [
         [" ".join(random.choice(words, random.integers(3, 12))) for _ in range(random.integers(4, 12))]
         for _ in range(40)

@@ -2,6 +2,8 @@
 
 from bertjax.tokenization import Layout, Tokenizer
 
+SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]  # with which BERT's vocabularies begin
+
 
 class FakeTokenizer:
     """Subclasses have `encode_batch` and the ids of special tokens; texts are laid out as BERT's."""

@@ -27,6 +27,7 @@ from bertjax.model.presets import BertConfig
 from bertjax.tasks import job
 from bertjax.tokenization import WordPieceTokenizer
 from bertjax.tools import convert, evaluate, predict
+from tests.fakes import SPECIALS
 
 ROOT = pathlib.Path(__file__).parents[1]
 TINY = {
@@ -313,7 +314,7 @@ def start(tmp_path_factory):
         initializer_range=0.2,
     )
     params = jax.jit(lambda key: init_params(BertModel(config), key))(jax.random.key(0))
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film", "a", "the", "very"]
+    words = [*SPECIALS, "good", "bad", "film", "a", "the", "very"]
     directory = tmp_path_factory.mktemp("start") / "model"
     write_directory(directory, config, params, "BertModel", WordPieceTokenizer(words, do_lower_case=True))
     return directory

@@ -15,9 +15,10 @@ from bertjax.interop.huggingface import write_directory
 from bertjax.tasks import encoding
 from bertjax.tokenization import WordPieceTokenizer
 from bertjax.tools import features, predict
+from tests.fakes import SPECIALS
 
 GOLDEN = Path(__file__).resolve().parent / "interop" / "golden"
-WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "##s", "sat", "on", "mat", "."]
+WORDS = [*SPECIALS, "the", "cat", "##s", "sat", "on", "mat", "."]
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,8 @@ import sys
 
 import pytest
 
+from tests.fakes import SPECIALS
+
 ROOT = pathlib.Path(__file__).parents[1]
 
 FORKS = """
@@ -52,7 +54,7 @@ def place(tmp_path_factory):
     golden = ROOT / "tests" / "interop" / "golden"
     for name in ("config.json", "model.safetensors"):
         shutil.copy(golden / name, model / name)
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz", *"012345"]
+    words = [*SPECIALS, *"abcdefghijklmnopqrstuvwxyz", *"012345"]
     (model / "vocab.txt").write_text("\n".join(words) + "\n")
     for damage in ("deep", "digits", "list", "text", "nothing", "latin"):
         shutil.copytree(model, place / damage)

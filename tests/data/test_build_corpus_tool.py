@@ -7,9 +7,8 @@ import pytest
 
 from bertjax.interruption import Interrupted
 from bertjax.tools import build_corpus
+from tests.fakes import SPECIALS
 from tests.families import write_unigram
-
-SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import pytest
 
 from bertjax.data.masking import MaskingSpec, _choose_tokens, choose, mask_tokens, packed_predictions, prediction_count
 from bertjax.tokenization import WordPieceTokenizer
+from tests.fakes import SPECIALS
 
 PAD, UNK, CLS, SEP, MASK = range(5)
 SPECIAL = (PAD, UNK, CLS, SEP, MASK)
@@ -89,7 +90,7 @@ def kinds(settings, draws=20_000):
 
 def test_unknown_words_are_predicted_and_only_cls_sep_and_padding_are_not():
     # create_pretraining_data.py, create_masked_lm_predictions: skips "[CLS]" and "[SEP]" alone.
-    tokenizer = WordPieceTokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "##b"], True)
+    tokenizer = WordPieceTokenizer([*SPECIALS, "a", "##b"], True)
     settings = MaskingSpec.from_tokenizer(tokenizer, 8, rate=0.99)
     assert settings.special_ids == (PAD, CLS, SEP)
     ids = jnp.array([[CLS, UNK, 5, MASK, 6, SEP, PAD, PAD]])

@@ -18,6 +18,7 @@ from bertjax.data.shards import make_here
 from bertjax.data.sources import Reading, plan_extents, resolve
 from bertjax.data.store import TokenStore
 from tests.data.conftest import make_documents
+from tests.fakes import SPECIALS
 from tests.interop.hub_server import HubServer
 
 CONFIGS = """---
@@ -257,7 +258,7 @@ def test_a_connection_that_is_cut_does_not_end_a_build(server, folder, tokenizer
 
 @pytest.mark.slow
 def test_the_builder_streams_with_several_processes(server, tmp_path):
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "w", *(f"##{n}" for n in range(10))]
+    words = [*SPECIALS, "w", *(f"##{n}" for n in range(10))]
     (tmp_path / "vocab").mkdir()
     (tmp_path / "vocab/vocab.txt").write_text("\n".join(words))
     outside = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}

@@ -14,6 +14,7 @@ from bertjax.data import verification
 from bertjax.data.build import build_store
 from bertjax.data.store import TokenStore, manifest_hash, to_json
 from bertjax.tokenization.wordpiece import WordPieceTokenizer
+from tests.fakes import SPECIALS
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +22,7 @@ def built(tmp_path_factory):
     """A store of several shards, of a vocabulary that it holds."""
     path = tmp_path_factory.mktemp("verification") / "s"
     words = [f"w{i}" for i in range(500)]
-    tokenizer = WordPieceTokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words], do_lower_case=True)
+    tokenizer = WordPieceTokenizer([*SPECIALS, *words], do_lower_case=True)
     rng = np.random.default_rng(0)
     docs = [[" ".join(rng.choice(words, rng.integers(1, 30))) for _ in range(rng.integers(2, 12))] for _ in range(60)]
     build_store(None, tokenizer, path, documents=docs, heldout_fraction=0.2, shard_bytes=10_000)

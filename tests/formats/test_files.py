@@ -26,6 +26,7 @@ from bertjax.tasks.glue import GlueTask
 from bertjax.tasks.ner import NerTask
 from bertjax.tasks.swag import MultipleChoiceTask
 from bertjax.tokenization import WordPieceTokenizer, load_tokenizer
+from tests.fakes import SPECIALS
 
 KILLED = """
 import os, signal, sys
@@ -123,7 +124,7 @@ def test_predictions_of_a_part_of_the_rows_are_not_left_behind(task, tmp_path):
 
 
 def test_a_vocabulary_is_there_only_with_its_casing(tmp_path, monkeypatch):
-    tokenizer = WordPieceTokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "A"], False)
+    tokenizer = WordPieceTokenizer([*SPECIALS, "A"], False)
     replace = os.replace
     for allowed in range(2):
         calls = iter(range(9))

@@ -15,9 +15,10 @@ from bertjax.interop.huggingface import write_directory
 from bertjax.interop.stablehlo import export_model
 from bertjax.tokenization import WordPieceTokenizer
 from bertjax.tools.convert import convert, extend_vocabulary, main
+from tests.fakes import SPECIALS
 
 GOLDEN = Path(__file__).resolve().parent / "golden"
-WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "##s", "sat", "mo", "##use", "a", "c", "##at", "."]
+WORDS = [*SPECIALS, "the", "cat", "##s", "sat", "mo", "##use", "a", "c", "##at", "."]
 VOCABULARY = WORDS + [f"filler{i}" for i in range(37 - len(WORDS))]
 
 

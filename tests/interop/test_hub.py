@@ -17,6 +17,7 @@ from bertjax.config import Config
 from bertjax.formats import hub as bertjax_hub
 from bertjax.run.run import push
 from bertjax.tools import convert
+from tests.fakes import SPECIALS
 from tests.interop.hub_server import HubServer, person
 
 LOAD = """
@@ -47,7 +48,7 @@ def model_directory(tmp_path):
     from bertjax.model.presets import BertConfig
 
     directory = tmp_path / "model"
-    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(1000))]
+    pieces = [*SPECIALS, *(f"w{i}" for i in range(1000))]
     config = BertConfig(
         vocab_size=len(pieces),
         hidden_size=32,

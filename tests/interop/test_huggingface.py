@@ -18,6 +18,7 @@ from bertjax.interop.huggingface import read_state_dict, write_directory
 from bertjax.model.heads import BertForPreTraining, BertForSequenceClassification, shared_init
 from bertjax.model.paths import flatten
 from bertjax.model.presets import BertConfig
+from tests.fakes import SPECIALS
 
 GOLDEN = Path(__file__).resolve().parent / "golden"
 
@@ -240,11 +241,7 @@ def test_a_directory_without_a_model_says_what_was_looked_for(tmp_path):
         ("config.json", '{"id2label": ["x"]}', "config.json: id2label must map the numbers"),
         ("model.safetensors", "version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
         ("model.safetensors", "", "not a readable safetensors file.*copy it again"),
-        (
-            "vocab.txt",
-            "\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *map(str, range(33))]),
-            "tokenizer has 38 entries, the model 37 rows",
-        ),
+        ("vocab.txt", "\n".join([*SPECIALS, *map(str, range(33))]), "tokenizer has 38 entries, the model 37 rows"),
     ],
 )
 def test_a_damaged_directory_is_refused_with_the_reason(tmp_path, name, content, message):

@@ -12,6 +12,7 @@ from bertjax.model.paths import flatten
 from bertjax.tokenization import WordPieceTokenizer, load_tokenizer
 from bertjax.training.losses import classification_sums, mean
 from tests import families
+from tests.fakes import SPECIALS
 from tests.families import MODEL_TYPES
 
 torch = pytest.importorskip("torch", reason="parity needs the [parity] extra")
@@ -197,7 +198,7 @@ def test_loss_and_every_gradient_of_a_pretraining_step(shape, tmp_path, record_p
 def test_a_wordpiece_vocabulary_loads_in_auto_tokenizer_beside_any_model_type(tmp_path, model_type, options):
     families.torch_model(model_type, "ForMaskedLM", pad_token_id=0).save_pretrained(tmp_path / "in")
     loaded = load_model(tmp_path / "in")
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "The", "cat", "##s", "sat", "e", ".", "\u4e2d"]
+    words = [*SPECIALS, "the", "The", "cat", "##s", "sat", "e", ".", "\u4e2d"]
     tokenizer = WordPieceTokenizer(words, **options)
     write_directory(tmp_path / "out", loaded.config, loaded.params, "BertForMaskedLM", tokenizer)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")

@@ -19,9 +19,10 @@ from bertjax.model.heads import BertModel, init_params
 from bertjax.model.presets import BertConfig
 from bertjax.tokenization import WordPieceTokenizer
 from bertjax.tools import convert, features
+from tests.fakes import SPECIALS
 from tests.interop.test_real_checkpoints import checkpoint
 
-WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "##s", "sat", "on", "mat", ".", "query", ":"]
+WORDS = [*SPECIALS, "the", "cat", "##s", "sat", "on", "mat", ".", "query", ":"]
 CONFIG = BertConfig(
     vocab_size=len(WORDS),
     hidden_size=24,

@@ -20,9 +20,9 @@ from bertjax.model.presets import BertConfig
 from bertjax.tasks import job
 from bertjax.tokenization import WordPieceTokenizer
 from bertjax.tools import convert, evaluate, features, predict
+from tests.fakes import SPECIALS
 
 GOLDEN = Path(__file__).resolve().parent / "golden"
-SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = [*SPECIALS, "the", "cat", "##s", "sat", "on", "mat", "."]
 LABELS = {0: "contradiction", 1: "entailment", 2: "neutral"}
 

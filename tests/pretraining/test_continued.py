@@ -22,10 +22,11 @@ from bertjax.pretraining import job as pretraining
 from bertjax.tokenization import WordPieceTokenizer, load_tokenizer
 from bertjax.tools.convert import convert
 from bertjax.training import losses
+from tests.fakes import SPECIALS
 
 ROOT = Path(__file__).resolve().parents[2]
 WORDS = [f"w{i}" for i in range(32)]  # with the specials the 37 entries of the TF1 checkpoint
-TOKENIZER = WordPieceTokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS], True)
+TOKENIZER = WordPieceTokenizer([*SPECIALS, *WORDS], True)
 
 
 def make_store(directory, tokenizer, extra=()):

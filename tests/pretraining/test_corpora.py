@@ -20,9 +20,9 @@ from bertjax.run.checkpoint import Checkpoints
 from bertjax.run.run import summary
 from bertjax.tokenization.wordpiece import WordPieceTokenizer
 from bertjax.tools import build_corpus
+from tests.fakes import SPECIALS
 from tests.tfrecords import make_example, write_records
 
-SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = [f"w{i}" for i in range(60)]
 CLS, SEP, MASK, FIRST = 2, 3, 4, 5
 

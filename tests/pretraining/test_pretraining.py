@@ -27,6 +27,7 @@ from bertjax.training import sharding
 from bertjax.training.loop import NotFiniteError
 from bertjax.training.optimizer import make_optimizer
 from bertjax.training.trainer import Trainer
+from tests.fakes import SPECIALS
 
 WORDS = [f"w{i}" for i in range(60)]
 
@@ -171,7 +172,7 @@ def test_weights_of_another_vocabulary_are_refused(config, tmp_path):
         write_directory, config=job.model_config, params=params, architecture="BertForPreTraining"
     )
     write(tmp_path / "same", tokenizer=job.tokenizer)
-    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *reversed(WORDS)]
+    vocabulary = [*SPECIALS, *reversed(WORDS)]
     write(tmp_path / "other", tokenizer=WordPieceTokenizer(vocabulary, do_lower_case=True))
 
     config.init_from = str(tmp_path / "same")
@@ -378,7 +379,7 @@ def test_a_run_that_goes_on_remembers_what_it_was_begun_with(run_copy):
 
 def rebuilt(config, tmp_path, words, documents=40):
     """`config` on a store of the same name, built anew of other text."""
-    tokenizer = WordPieceTokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words], True)
+    tokenizer = WordPieceTokenizer([*SPECIALS, *words], True)
     text = [[f"{words[i % 60]} {words[j]} {words[0]}" for j in range(9)] for i in range(documents)]
     build_store(None, tokenizer, tmp_path / "store", documents=text, overwrite=True, heldout_fraction=0.2)
     config.data.corpus = str(tmp_path / "store")

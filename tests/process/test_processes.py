@@ -16,6 +16,7 @@ from bertjax.interop.huggingface import write_directory
 from bertjax.model.heads import BertModel, init_params
 from bertjax.model.presets import BertConfig
 from bertjax.tokenization import WordPieceTokenizer
+from tests.fakes import SPECIALS
 
 pytestmark = pytest.mark.slow
 ROOT = pathlib.Path(__file__).parents[2]
@@ -132,7 +133,7 @@ def test_an_error_in_the_loop_finishes_the_save_and_is_the_last_line(pair, tmp_p
 
 
 def test_two_processes_fine_tune_and_the_time_of_both_starts_is_told(pair, tmp_path):
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film"]
+    words = [*SPECIALS, "good", "bad", "film"]
     config = BertConfig(
         vocab_size=8,
         hidden_size=16,

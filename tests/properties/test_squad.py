@@ -20,29 +20,10 @@ from bertjax.tasks.encoding import passage_tokens
 from bertjax.tasks.squad import Question, SquadTask
 from bertjax.tasks.task import Split
 from bertjax.tokenization import WordPieceTokenizer
+from tests.fakes import SPECIALS
 
 TOKENIZER = WordPieceTokenizer(
-    [
-        "[PAD]",
-        "[UNK]",
-        "[CLS]",
-        "[SEP]",
-        "[MASK]",
-        "the",
-        "cafe",
-        "##s",
-        "is",
-        "open",
-        ".",
-        ",",
-        "a",
-        "##a",
-        "i",
-        "\u4e2d",
-        "\u1112",
-        "##\u1161",
-        "-",
-    ],
+    [*SPECIALS, "the", "cafe", "##s", "is", "open", ".", ",", "a", "##a", "i", "\u4e2d", "\u1112", "##\u1161", "-"],
     do_lower_case=True,
 )
 PIECES = st.sampled_from(

@@ -9,6 +9,7 @@ from bertjax.data.batches import EvaluationBatches, PretrainingBatches
 from bertjax.data.build import build_store
 from bertjax.data.store import TokenStore
 from bertjax.tokenization.wordpiece import WordPieceTokenizer
+from tests.fakes import SPECIALS
 
 
 def batches_of(path):
@@ -39,7 +40,7 @@ def store(folder):
 def make_store(path):
     rng = np.random.default_rng(0)
     words = [f"w{i}" for i in range(40)]
-    tokenizer = WordPieceTokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words], do_lower_case=True)
+    tokenizer = WordPieceTokenizer([*SPECIALS, *words], do_lower_case=True)
     documents = [
         [" ".join(rng.choice(words, rng.integers(1, 9))) for _ in range(rng.integers(2, 6))] for _ in range(12)
     ]

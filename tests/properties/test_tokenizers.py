@@ -17,10 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertjax.tokenization import load_tokenizer
+from tests.fakes import SPECIALS
 
 tokenizers = pytest.importorskip("tokenizers")
 
-SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 ATOMS = [
     "a",
     "b",

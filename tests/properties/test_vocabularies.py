@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertjax.tokenization import load_tokenizer
+from tests.fakes import SPECIALS
 
-SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 PIECES = st.one_of(
     st.sampled_from(
         [

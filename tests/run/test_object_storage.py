@@ -19,6 +19,7 @@ from bertjax.interop.huggingface import write_directory
 from bertjax.model.heads import BertModel, init_params
 from bertjax.model.presets import BertConfig
 from bertjax.tokenization import WordPieceTokenizer
+from tests.fakes import SPECIALS
 
 pytest.importorskip("gcsfs", reason="needs gcsfs, as the extra 'tpu' brings it")
 pytestmark = pytest.mark.slow
@@ -164,7 +165,7 @@ def test_requests_that_the_storage_refuses_for_a_moment_are_repeated(bucket):
 
 
 def test_a_fine_tuning_run_in_a_bucket_goes_on_bit_for_bit(bucket, tmp_path):
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film"]
+    words = [*SPECIALS, "good", "bad", "film"]
     config = BertConfig(8, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
     params = jax.jit(lambda key: init_params(BertModel(config), key))(jax.random.key(0))
     write_directory(tmp_path / "start", config, params, "BertModel", WordPieceTokenizer(words, do_lower_case=True))

@@ -17,6 +17,7 @@ from bertjax.run.checkpoint import Checkpoints
 from bertjax.tasks import job as tasks
 from bertjax.tokenization import WordPieceTokenizer
 from bertjax.training import sharding
+from tests.fakes import SPECIALS
 
 pytestmark = pytest.mark.slow
 RATES = {
@@ -33,7 +34,7 @@ OPTIMIZERS = {
     "optax.adafactor": ["min_dim_size_to_factor=16", "momentum=0.9"],
     "optax.contrib.muon": ["adam_b1=0.8"],
 }
-WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film", "a", "the", "very"]
+WORDS = [*SPECIALS, "good", "bad", "film", "a", "the", "very"]
 
 
 def settings_of(name, file, *settings):

@@ -20,8 +20,9 @@ from bertjax.tasks.custom import TableTask
 from bertjax.tokenization import WordPieceTokenizer
 from bertjax.training import sharding
 from bertjax.training.optimizer import learning_rate_schedule, make_optimizer, with_schedule_in_state
+from tests.fakes import SPECIALS
 
-VOCAB = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film", "a", "the", "very"]
+VOCAB = [*SPECIALS, "good", "bad", "film", "a", "the", "very"]
 CONFIG = BertConfig(
     vocab_size=len(VOCAB),
     hidden_size=16,

@@ -20,8 +20,9 @@ from bertjax.tasks.finetune import NoFiniteScore
 from bertjax.tokenization import WordPieceTokenizer
 from bertjax.tools import evaluate, predict, sweep
 from bertjax.training import sharding
+from tests.fakes import SPECIALS
 
-VOCAB = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film", "a", "the", "very"]
+VOCAB = [*SPECIALS, "good", "bad", "film", "a", "the", "very"]
 CONFIG = BertConfig(
     vocab_size=len(VOCAB),
     hidden_size=16,

@@ -10,8 +10,9 @@ from bertjax.process import hardware
 from bertjax.run.run import summary
 from bertjax.tasks import job
 from bertjax.tokenization import WordPieceTokenizer
+from tests.fakes import SPECIALS
 
-VOCAB = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film"]
+VOCAB = [*SPECIALS, "good", "bad", "film"]
 CONFIG = BertConfig(
     vocab_size=len(VOCAB),
     hidden_size=64,

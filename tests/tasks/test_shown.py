@@ -13,8 +13,9 @@ from bertjax.tasks.squad import Question, SquadTask
 from bertjax.tasks.swag import MultipleChoiceTask
 from bertjax.tasks.task import Split
 from bertjax.tokenization import WordPieceTokenizer
+from tests.fakes import SPECIALS
 
-VOCAB = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "who", "is", "there", "anna", "bob", "."]
+VOCAB = [*SPECIALS, "who", "is", "there", "anna", "bob", "."]
 TOKENIZER = WordPieceTokenizer(VOCAB, do_lower_case=True)
 
 

@@ -11,7 +11,7 @@ from bertjax.tasks import encoding, squad
 from bertjax.tasks.squad import Question, SquadTask
 from bertjax.tasks.task import Split
 from bertjax.tokenization import WordPieceTokenizer
-from tests.fakes import FakeTokenizer
+from tests.fakes import SPECIALS, FakeTokenizer
 
 
 class Words(FakeTokenizer):
@@ -119,9 +119,7 @@ def test_an_answer_with_a_no_break_space_is_kept_and_a_wrong_one_dropped_and_cou
         task.features(split_of(wrong, wrong, *many[:99]), Words(), 16, training=True)
 
 
-FOLDED = WordPieceTokenizer(
-    ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cafe", "##s", "is", "open", ".", "was"], do_lower_case=True
-)
+FOLDED = WordPieceTokenizer([*SPECIALS, "the", "cafe", "##s", "is", "open", ".", "was"], do_lower_case=True)
 _KITAB = "\u0643\u0650\u062a\u064e\u0627\u0628\u064c"  # Arabic with vowel signs, the last one final
 
 
@@ -157,9 +155,7 @@ def test_an_answer_with_characters_that_the_tokenizer_drops_is_labelled_and_pred
     assert found.spans == {"q": answer}
 
 
-HANGUL = WordPieceTokenizer(
-    ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "\u1112", "##\u1161"], do_lower_case=True
-)
+HANGUL = WordPieceTokenizer([*SPECIALS, "the", "\u1112", "##\u1161"], do_lower_case=True)
 
 
 @pytest.mark.parametrize(

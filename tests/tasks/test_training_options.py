@@ -21,8 +21,9 @@ from bertjax.tasks import finetune
 from bertjax.tasks.custom import TableTask
 from bertjax.tokenization import WordPieceTokenizer
 from bertjax.training import sharding
+from tests.fakes import SPECIALS
 
-VOCAB = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film", "a", "the", "very"]
+VOCAB = [*SPECIALS, "good", "bad", "film", "a", "the", "very"]
 CONFIG = BertConfig(
     vocab_size=len(VOCAB),
     hidden_size=16,

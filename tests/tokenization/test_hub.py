@@ -11,10 +11,10 @@ from bertjax.data.masking import MaskingSpec
 from bertjax.data.store import TokenStore
 from bertjax.tokenization import WordPieceTokenizer, load_tokenizer
 from bertjax.tokenization.hub import HubTokenizer
+from tests.fakes import SPECIALS
 
 tokenizers = pytest.importorskip("tokenizers")
 
-SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = [
     "the",
     "cat",

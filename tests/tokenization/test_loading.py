@@ -6,8 +6,8 @@ import logging
 import pytest
 
 from bertjax.tokenization import WordPieceTokenizer, check_casing_matches_name, load_tokenizer
+from tests.fakes import SPECIALS
 
-SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 CASED = [*SPECIALS, "It", "is", "May", "1st"]
 UNCASED = [*SPECIALS, "it", "is", "may", "1st"]
 

@@ -12,8 +12,8 @@ import pytest
 from bertjax.tokenization import WordPieceTokenizer, load_tokenizer
 from bertjax.tokenization import wordpiece as wordpiece_module
 from bertjax.tokenization.normalization import BertNormalizer
+from tests.fakes import SPECIALS
 
-SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 LETTERS = [chr(c) for c in range(97, 123)]
 # Everything spelled in lower-case letters, digits and ASCII symbols is known, letter by letter.
 SPELLING = (
@@ -379,11 +379,7 @@ def random_texts(count, seed=0):
 def test_encode_flat_equals_encode_of_each_text(do_lower_case):
     letters = [chr(c) for c in range(33, 127)]
     vocab = [
-        "[PAD]",
-        "[UNK]",
-        "[CLS]",
-        "[SEP]",
-        "[MASK]",
+        *SPECIALS,
         *letters,
         *(f"##{c}" for c in letters),
         "the",
@@ -411,6 +407,6 @@ def test_encode_flat_equals_encode_of_each_text(do_lower_case):
 
 
 def test_encode_flat_of_a_vocabulary_without_letters():
-    tokenizer = WordPieceTokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "é"], False)
+    tokenizer = WordPieceTokenizer([*SPECIALS, "é"], False)
     ids, lengths = tokenizer.encode_flat(["a b, é", "é"])
     assert ids.tolist() == [1, 1, 1, 5, 5] and lengths.tolist() == [4, 1]

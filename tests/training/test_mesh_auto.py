@@ -11,6 +11,7 @@ from bertjax.process import hardware
 from bertjax.run.run import summary
 from bertjax.tokenization.wordpiece import WordPieceTokenizer
 from bertjax.training import sharding
+from tests.fakes import SPECIALS
 
 GIVEN = MeshSettings(data=2, fsdp=4, tensor=1)
 
@@ -41,7 +42,7 @@ def test_a_described_tpu_has_the_published_memory():
 def test_a_run_with_an_automatic_mesh_says_why_at_the_start(tmp_path, monkeypatch):
     random = np.random.default_rng(0)
     words = [f"w{i}" for i in range(60)]
-    tokenizer = WordPieceTokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words], True)
+    tokenizer = WordPieceTokenizer([*SPECIALS, *words], True)
     documents = [[" ".join(random.choice(words, 8)) for _ in range(8)] for _ in range(30)]
     build_store(None, tokenizer, tmp_path / "store", documents=documents, heldout_fraction=0.2)
     config = default_config()
