@@ -243,11 +243,12 @@ def one_line(error: BaseException, more: tuple[type[BaseException], ...] = ()) -
 
 
 def _in_the_way(path: str) -> str:
-    """'NAME is a file': the innermost part of the path that is there."""
-    while not os.path.lexists(path) and os.path.dirname(path):
-        path = os.path.dirname(path)
-    kind = "a directory" if os.path.isdir(path) else "a file" if os.path.exists(path) else "a link to nothing"
-    return f"{path} is {kind}"
+    """'it is a file', or of the innermost part of the path that is there, 'NAME is a file'."""
+    there = path
+    while not os.path.lexists(there) and os.path.dirname(there):
+        there = os.path.dirname(there)
+    kind = "a directory" if os.path.isdir(there) else "a file" if os.path.exists(there) else "a link to nothing"
+    return f"{'it' if there == path else there} is {kind}"
 
 
 def _found_no_device(error: BaseException) -> bool:

@@ -263,10 +263,10 @@ def test_what_is_in_the_way_of_a_directory_or_a_file_is_named(tmp_path, monkeypa
     os.mkdir("directory")
     os.symlink("nowhere", "link")
     for make, said in (
-        (lambda: os.mkdir("file"), "file: File exists; file is a file: choose another place"),
+        (lambda: os.mkdir("file"), "file: File exists; it is a file: choose another place"),
         (lambda: os.mkdir("file/a/b"), "file/a/b: Not a directory; file is a file: choose another place"),
-        (lambda: open("directory", "x"), "directory: File exists; directory is a directory: choose another place"),
-        (lambda: os.mkdir("link"), "link: File exists; link is a link to nothing: choose another place"),
+        (lambda: open("directory", "x"), "directory: File exists; it is a directory: choose another place"),
+        (lambda: os.mkdir("link"), "link: File exists; it is a link to nothing: choose another place"),
     ):
         with pytest.raises(SystemExit, match=f"^tool: {said}$"), refusals("tool"):
             make()

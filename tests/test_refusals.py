@@ -163,7 +163,7 @@ BAD = [
     ("predict --model={p}/model --task=fill-mask --text=a --out={p}", "{p}"),
     (
         "predict --model={p}/model --task=fill-mask --text=a --out={p}/a.txt/x",
-        "{p}/a.txt: File exists; a file is no dir",
+        "{p}/a.txt: File exists; it is a file: choose another place",
     ),
     ("predict --model={p}/model --task=fill-mask --text=a --out=/dev/full/x", "/dev/full"),
     ("predict --model={p}/model --task=fill-mask", "--text"),
