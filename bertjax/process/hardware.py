@@ -184,12 +184,17 @@ def local_device_bytes() -> int | None:
     return free_bytes() // jax.device_count() if jax.default_backend() == "cpu" else device_bytes()
 
 
-def free_bytes(meminfo: str = "/proc/meminfo", limit: str = "/sys/fs/cgroup/memory.max") -> int:
-    """Memory that a process can take before the machine swaps; without these files, all of it."""
+def free_bytes(
+    meminfo: str = "/proc/meminfo", limit: str = "/sys/fs/cgroup/memory.max", lines: str = "MemAvailable"
+) -> int:
+    """Memory that a process can take before the machine swaps; without these files, all of it.
+
+    lines: of `meminfo`, which add up; 'MemTotal|SwapTotal' is all that there is.
+    """
     free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     with contextlib.suppress(OSError):
-        if found := re.search(r"MemAvailable: +(\d+) kB", pathlib.Path(meminfo).read_text()):
-            free = 1024 * int(found[1])
+        if found := re.findall(rf"(?m)^(?:{lines}): +(\d+) kB", pathlib.Path(meminfo).read_text()):
+            free = 1024 * sum(map(int, found))
     with contextlib.suppress(OSError, ValueError):  # it says 'max' where there is no limit
         free = min(free, int(pathlib.Path(limit).read_text()))
     return free

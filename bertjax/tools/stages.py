@@ -19,7 +19,7 @@ import numpy as np
 from bertjax.config import Config, phases
 from bertjax.data.rows import pairs_per_row
 from bertjax.model.presets import BertConfig, Execution
-from bertjax.model.size import PRETRAINING_HEADS, flops_per_row, parameter_count
+from bertjax.model.size import PRETRAINING_HEADS, bytes_of, flops_per_row, parameter_count
 from bertjax.pretraining import job as pretraining
 from bertjax.pretraining.objective import make_objective
 from bertjax.process import hardware
@@ -43,16 +43,6 @@ TEXT = dict.fromkeys(("input_ids", "token_type_ids", "attention_mask"), "int32 B
 CHOICES = dict.fromkeys(TEXT, "int32 B C T")
 PAIRS = {"nsp_labels": "int32 B P", "nsp_weights": "float32 B P"}
 PACKED = {"position_ids": "int32 B T", "cls_positions": "int32 B P"}
-# [rows, T, H] arrays of bfloat16 that a layer keeps for its backward pass, as the compiler's buffer assignment lists
-# them: "full" the layer's input, once for each of its two uses; "minimal" also the context and the normalised sum
-# behind it; "dots" also queries, keys, values, both outputs, and the inner activations, which are four; "none" what
-# fits best.
-KEPT = {"none": 26, "dots": 12, "minimal": 4, "full": 2}
-WORKING = 20  # arrays [rows, T, H] of the one layer at work
-# Bytes of an element [A, T, T], where attention is not fused: kept by a layer without remat (scores in float32,
-# probabilities in bfloat16), at work in one.
-KEPT_MATRICES, WORKING_MATRICES = 6, 10
-WORKING_LOGITS = 10  # bytes of an element [P, V]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -243,27 +233,3 @@ def vocabulary_size(config: Config) -> int:
     """Entries that the vocabulary of a run will have, as far as its configuration says so."""
     demo = config.data.corpus == "docstrings"
     return config.model.vocab_size or (config.data.demo_vocab_size if demo else RELEASED_VOCABULARY)
-
-
-def bytes_of(
-    config: BertConfig, shape: tuple[int, int, int], split: tuple[int, int, int, int], remat: str, fused: bool
-) -> float:
-    """Bytes of a device by arithmetic: state, gradients, kept activations, work at its widest.
-
-    This is what the compiler assigns to buffers, within a tenth; the program that it ends with takes 1.05 to 1.25 times
-    as much.
-
-    Args:
-      shape: rows of the global batch; T, tokens of a row; P, positions of a row that the MLM head sees.
-      split: devices, fsdp, tensor, accumulation.
-      fused: whether attention keeps its matrices out of memory.
-    """
-    (rows, length, predictions), (devices, fsdp, tensor, accumulation) = shape, split
-    # Weights and moments in float32, gradients (with accumulation also their sum), weights again in bfloat16, stacked.
-    state = parameter_count(config) / (fsdp * tensor) * (4 * 3 + 4 * (1 if accumulation == 1 else 2) + 2)
-    here = rows * tensor / devices / accumulation
-    hidden = here * length * config.hidden_size * 2
-    matrices = 0 if fused else here * config.num_attention_heads / tensor * length * length
-    kept = config.num_hidden_layers * (KEPT[remat] * hidden + (remat == "none") * KEPT_MATRICES * matrices)
-    logits = here * predictions * config.vocab_size / tensor
-    return state + kept + max(WORKING_MATRICES * matrices + WORKING * hidden, WORKING_LOGITS * logits)

@@ -1,8 +1,10 @@
 """The pre-training job: what it refuses, and that its loss and its resume are exact."""
 
+import contextlib
 import copy
 import functools
 import json
+import re
 import shutil
 import types
 
@@ -17,6 +19,7 @@ from bertjax.interop.huggingface import write_directory
 from bertjax.log.logbook import Logbook
 from bertjax.pretraining import corpora, finish
 from bertjax.pretraining import job as pretraining
+from bertjax.process import hardware
 from bertjax.process.clock import Clock
 from bertjax.run.checkpoint import Checkpoints
 from bertjax.run.run import OutputError, write_results, writing_results
@@ -72,6 +75,19 @@ def test_batch_that_the_devices_cannot_split_is_refused_with_valid_sizes(config,
     config.batch_size = 10
     with pytest.raises(ValueError, match=r"batch_size=10 .*8 devices.*8 or 16"):
         pretraining.prepare(frozen(config), str(tmp_path))
+
+
+@pytest.mark.parametrize("free, there, refused", [(1e9, 1e9, False), (1e5, 1e9, False), (1e5, 1e5, True)])
+def test_a_step_that_does_not_fit_the_memory_of_a_cpu_is_told_before_it_is_compiled(
+    config, tmp_path, monkeypatch, free, there, refused
+):
+    monkeypatch.setattr(hardware, "free_bytes", lambda lines="MemAvailable": free if lines == "MemAvailable" else there)
+    told = "a step of 16 x 32 tokens takes .* GiB or more, .*: take fewer rows at once, by --config.accumulation=N"
+    with pytest.raises(ValueError, match=told) if refused else contextlib.nullcontext():
+        warned = [
+            text for name, text in pretraining.prepare(frozen(config), str(tmp_path)).facts() if name == "warning"
+        ]
+        assert [bool(re.match(told, text)) for text in warned] == [True] * (free < there)
 
 
 def test_vocabulary_larger_than_the_model_is_refused(config, tmp_path):

@@ -15,6 +15,7 @@ import pytest
 
 from bertjax.config import OptimizerSettings, default_config, finetune_config, frozen
 from bertjax.model.presets import PRESETS
+from bertjax.model.size import bytes_of
 from bertjax.process import hardware
 from bertjax.process.hardware import GIB
 from bertjax.tasks import kinds
@@ -22,7 +23,7 @@ from bertjax.tools.plan import compilation, estimate, plans
 from bertjax.tools.plan.compilation import allocations, refused
 from bertjax.tools.plan.estimate import Compiled, seconds_of
 from bertjax.tools.plan.hlo import Collective
-from bertjax.tools.stages import StageInfo, bytes_of, stages
+from bertjax.tools.stages import StageInfo, stages
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -407,7 +408,7 @@ def test_a_worker_that_dies_is_explained(status, words):
 
 def test_cpu_devices_share_the_memory_that_is_free(tmp_path, monkeypatch):
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    (tmp_path / "meminfo").write_text("MemTotal:  9000 kB\nMemAvailable:   800 kB\n")
+    (tmp_path / "meminfo").write_text("MemTotal:  9000 kB\nMemAvailable:   800 kB\nSwapTotal: 500 kB\n")
     (tmp_path / "none").write_text("max\n")
     (tmp_path / "container").write_text("5000\n")
     files = [str(tmp_path / name) for name in ("meminfo", "none", "container", "absent")]
@@ -415,6 +416,7 @@ def test_cpu_devices_share_the_memory_that_is_free(tmp_path, monkeypatch):
     assert hardware.free_bytes(meminfo, none) == hardware.free_bytes(meminfo, absent) == 800 * 1024
     assert hardware.free_bytes(meminfo, container) == hardware.free_bytes(absent, container) == 5000
     assert hardware.free_bytes(absent, absent) == machine
+    assert hardware.free_bytes(meminfo, absent, "MemTotal|SwapTotal") == 9500 * 1024
     monkeypatch.setattr(hardware, "free_bytes", lambda: 8000)
     assert hardware.local_device_bytes() == 1000  # tests run on 8 forced devices
 

@@ -16,11 +16,12 @@ from bertjax import markdown
 from bertjax.config import Config, max_predictions, phases
 from bertjax.model.kernels.choice import select_attention
 from bertjax.model.presets import BertConfig, Execution
+from bertjax.model.size import KEPT, bytes_of
 from bertjax.process import hardware
 from bertjax.process.hardware import GIB, Slice
 from bertjax.tools.plan.compilation import compile_stage, say
 from bertjax.tools.plan.estimate import Cost, cost
-from bertjax.tools.stages import KEPT, bytes_of, vocabulary_size
+from bertjax.tools.stages import vocabulary_size
 
 UNKNOWN_BYTES = 16 * GIB  # taken as the memory of a device that does not tell
 ROOM = 0.9  # share of the memory that a candidate may take by arithmetic
