@@ -6,20 +6,18 @@ one is given: --help needs none.)
 """
 
 import ast
+import operator
 import os
 import pathlib
-import re
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
-import ml_collections
 from absl import flags
-from ml_collections import config_flags
+from ml_collections import ConfigDict
 
 
-def load_config(
-    file: str | None, settings: Sequence[str] = (), base: ml_collections.ConfigDict | None = None
-) -> ml_collections.ConfigDict:
+def load_config(file: str | None, settings: Sequence[str] = (), base: ConfigDict | None = None) -> ConfigDict:
     """The configuration of `--config=FILE[:VARIANT]` with `--config.NAME=VALUE` settings.
 
     Args:
@@ -27,24 +25,89 @@ def load_config(
 
     Raises ValueError that names the setting, or the config file with its line.
     """
-    _, given, others = split_settings(settings)
-    given = list(map(_with_one_text, given))
-    arguments = ["", *([f"--config={config_file(file)}"] if file is not None else []), *given, *others]
-    values = flags.FlagValues()
-    # Options of a task or an optimizer may be new names; all others are checked.
-    how = dict(flag_values=values, sys_argv=arguments, lock_config=False, accept_new_attributes=True)
+    _, given, _ = split_settings(settings)
+    config = base if file is None else _read(config_file(file))
+    for setting in given:
+        name, _, text = setting.removeprefix("--config.").partition("=")
+        _set(config, name, text)
+    return config
+
+
+def _read(file: str) -> ConfigDict:
+    """What the get_config of FILE[:VARIANT] returns."""
+    path, *variant = file.split(":", 1)
+    if not path:
+        raise ValueError("--config= names no file; try --config=configs/demo.py")
+    names: dict[str, Any] = {"__name__": "config", "__file__": path}
     try:
-        if file is None:
-            config_flags.DEFINE_config_dict("config", base, **how)
-        else:
-            config_flags.DEFINE_config_file("config", **how)
-        values(arguments)
-        config = values.config  # a file that cannot be read shows only at its first use
-        if not isinstance(config, ml_collections.ConfigDict) or "job" not in config:
-            raise ValueError(f"--config={file}: get_config() must return the settings; see configs/base.py")
-        return config
+        exec(compile(pathlib.Path(path).read_bytes(), path, "exec"), names)
+        config = names["get_config"](*variant)
     except Exception as error:  # a config file is a program, which may raise anything
-        raise ValueError(_complaint(error, arguments)) from error
+        told = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+        if isinstance(error, SyntaxError) and error.filename == path:
+            lines, told = [error.lineno], error.msg
+        if lines:
+            raise ValueError(f"{path}, line {lines[-1]}: {told}") from error
+        if isinstance(error, OSError):
+            known = ", ".join(config_names())
+            told = f"{error.strerror}; those of the package are --config=bertjax:NAME, NAME one of {known}"
+        elif told == "KeyError: 'get_config'":
+            told = "it defines no get_config(); see configs/base.py for an example"
+        elif told.startswith("TypeError: get_config() "):
+            told = "it has no variants: leave out :VARIANT" if variant else "it needs a variant: FILE:VARIANT"
+        raise ValueError(f"--config={path}: {told}") from error
+    if not isinstance(config, ConfigDict) or "job" not in config:
+        raise ValueError(f"--config={file}: get_config() must return the settings; see configs/base.py")
+    return config
+
+
+def _set(config: ConfigDict, name: str, text: str) -> None:
+    """Sets `--config.NAME=TEXT`, read as the type of the value that is there; an option that is new may be anything."""
+    group, _, last = name.rpartition(".")
+    try:
+        section = operator.attrgetter(group)(config) if group else config
+        old = section.get(last)
+    except AttributeError:
+        raise ValueError(
+            f"there is no {group.rpartition('.')[2]!r} to set a part of; give all of it, as "
+            f"--config.{group}=\"{{'PART': VALUE}}\""
+        ) from None
+    read, must = _TYPES.get(type(old), (_literal, ""))
+    try:
+        with section.unlocked():
+            section[last] = read(text)
+    except Exception as error:  # ast has many for what is nested too deeply
+        raise ValueError(f"--config.{name}={text}: {must or error}") from None
+
+
+def _literal(text: str) -> Any:
+    """A value as Python writes it, or a text."""
+    try:
+        return ast.literal_eval(text.capitalize() if text in ("true", "false") else text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def _list(text: str) -> tuple[Any, ...]:
+    """A list as Python writes it, or its only entry."""
+    value = _literal(text)
+    if value == text and text.strip()[:1] in "([{'\"" and ("," in text or " " in text):
+        raise ValueError("a list with a mistake")
+    return tuple(value) if isinstance(value, tuple | list) else (value,)
+
+
+_TYPES: dict[type, tuple[Callable[[str], Any], str]] = {
+    bool: (flags.BooleanParser().parse, "must be true or false"),
+    int: (flags.IntegerParser().parse, "must be a whole number"),
+    float: (flags.FloatParser().parse, "must be a number"),
+    str: (str, ""),
+    tuple: (_list, "must be a list, \"('A', 'B')\", or its only entry"),
+    ConfigDict: (
+        lambda text: ConfigDict(ast.literal_eval(text)),
+        "must be a dict, \"{'NAME': VALUE}\"; .NAME=VALUE sets one of its entries",
+    ),
+}
 
 
 def split_settings(arguments: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
@@ -104,79 +167,6 @@ def _value_apart(name: str, rest: list[str]) -> str | None:
     if name.startswith(FREE) and (not rest or rest[0].startswith("--")):
         return "true"
     return rest.pop(0) if rest else None
-
-
-def _with_one_text(setting: str) -> str:
-    """The setting; where it is a list, and is given as one text of several words, as absl reads such a list."""
-    name, _, value = setting.partition("=")
-    name = name.removeprefix("--config.")
-    if " " not in value.strip() or value.strip()[0] in "([{'\"":
-        return setting
-    from bertjax.config import Config, walk
-
-    lists = {one for one, found in walk(Config) if isinstance(found.default, tuple)} | {"task.options.text"}
-    if name not in lists:
-        return setting
-    try:
-        ast.literal_eval(value)
-    except (ValueError, SyntaxError):
-        return f"--config.{name}={(value,)!r}"
-    return setting
-
-
-def _complaint(error: Exception, arguments: Sequence[str]) -> str:
-    """What is wrong with a command line that absl or a config file does not take."""
-    files = [a.removeprefix("--config=").split(":")[0] for a in arguments if a.startswith("--config=")]
-    places = {frame.filename for frame in traceback.extract_tb(error.__traceback__)}
-    if isinstance(error, KeyError) and not places & {*files}:  # a part of an option that the config does not have
-        name = str(error.args[0]).strip("'\"")
-        whole = next((a.partition(f".{name}.")[0] + f".{name}" for a in arguments if f".{name}." in a), name)
-        return f"there is no {name!r} to set a part of; give all of it, as {whole}=\"{{'PART': VALUE}}\""
-    if not files:
-        return _plainly(error)
-    file = files[0]
-    if not file:
-        return "--config= names no file; try --config=configs/demo.py"
-    if not pathlib.Path(file).exists():
-        return (
-            f"--config={file}: No such file or directory; an experiment that came with the "
-            f"package is --config=bertjax:NAME, NAME one of {', '.join(config_names())}"
-        )
-    causes = [error]  # absl and config_flags wrap what the file has raised
-    while following := causes[-1].__cause__ or causes[-1].__context__:
-        causes.append(following)
-    for cause in reversed(causes):
-        if isinstance(cause, SyntaxError) and cause.filename == file:
-            return f"{file}, line {cause.lineno}: {cause.msg}"
-        lines = [frame.lineno for frame in traceback.extract_tb(cause.__traceback__) if frame.filename == file]
-        if lines and not isinstance(cause, flags.Error):
-            kind = "" if isinstance(cause, ValueError) else f"{type(cause).__name__}: "
-            return f"{file}, line {lines[-1]}: {kind}{cause}"
-        if isinstance(cause, OSError) and cause.filename == file:
-            return f"--config={file}: {cause.strerror}"
-    if isinstance(causes[-1], TypeError) and str(causes[-1]).startswith("get_config() "):  # its variant
-        has = " takes 0 " not in str(causes[-1])
-        remedy = "needs a variant: FILE:VARIANT" if has else "has no variants: leave out what follows the colon"
-        return f"--config={file} {remedy}"
-    if "has no attribute 'get_config'" in str(error):
-        return f"--config={file} defines no get_config(); see configs/base.py for an example"
-    return _plainly(error)
-
-
-def _plainly(error: Exception) -> str:
-    """The message of absl about a value, in plain words where it quotes Python's conversion."""
-    text = str(error)
-    for words, meaning in (
-        (r"\('Non-boolean argument to boolean flag', .*\)", "must be true or false"),
-        (r"invalid literal for int\(\) .*", "must be a whole number"),
-        (r"could not convert string to float: .*", "must be a number"),
-        (
-            r"Failed to parse .* as a ConfigDict: .*",
-            "must be a dict, \"{'NAME': VALUE}\"; .NAME=VALUE sets one of its entries",
-        ),
-    ):
-        text = re.sub(words, meaning, text)
-    return text
 
 
 def config_directory() -> pathlib.Path:

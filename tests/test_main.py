@@ -183,8 +183,9 @@ def test_a_value_of_another_type_is_told_in_plain_words(setting, words):
     "program, variant, words",
     [
         ("def get_config(name):\n    return {'a': 1}[name]\n", ":b", "line 2: KeyError: 'b'"),
-        ("def get_config():\n    pass\n", ":b", " has no variants: leave out what follows the colon"),
+        ("def get_config():\n    pass\n", ":b", "it has no variants: leave out :VARIANT"),
         ("def get_config(name):\n    pass\n", "", " needs a variant: FILE:VARIANT"),
+        ("", "", "it defines no get_config()"),
         ("def get_config():\n    pass\n", "", "get_config() must return the settings"),
         ("def get_config():\n    return {'batch_size': 8}\n", "", "get_config() must return the settings"),
     ],
