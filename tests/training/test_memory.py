@@ -3,6 +3,7 @@
 import os
 import pathlib
 import re
+import statistics
 import subprocess
 import sys
 
@@ -39,7 +40,8 @@ def test_the_memory_of_the_host_is_flat_over_a_long_run(tmp_path, random_store):
     run = subprocess.Popen(
         [*RUN, f"--config.data.corpus={random_store}", f"--workdir={tmp_path / 'run'}"],
         cwd=ROOT,
-        env={**os.environ, "XLA_FLAGS": ""},
+        # Else glibc has an arena a thread, whose fragments grow by 20 MB, and by more where the machine is busy.
+        env={**os.environ, "XLA_FLAGS": "", "MALLOC_ARENA_MAX": "1"},
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -49,5 +51,5 @@ def test_the_memory_of_the_host_is_flat_over_a_long_run(tmp_path, random_store):
             held[int(found[1])] = resident_mb(run)
     assert run.wait() == 0
     # The first thousand steps meet everything once: compilation, the allocator's pools, threads.
-    early, late = held[1000], held[STEPS - 20]
-    assert late < early + 20, {step: round(mb) for step, mb in held.items() if step % 100 == 0}
+    early, late = (statistics.median(held[step] for step in range(end - 500, end, 20)) for end in (1500, STEPS))
+    assert late < early + 12, {step: round(mb) for step, mb in held.items() if step % 100 == 0}  # 8 kB a step
