@@ -103,7 +103,7 @@ class Logbook:
         """Records and prints metrics that carry their group in the name ('eval/loss')."""
         if self._active and metrics:
             self._record(step, metrics)
-            shown = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
+            shown = "  ".join(f"{name} {_number(value)}" for name, value in metrics.items())
             self._show(step, None, metrics, f"evaluation at step {step:,}: {shown}")
 
     def message(self, text: str) -> None:

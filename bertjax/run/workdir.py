@@ -162,4 +162,4 @@ def delete_run(workdir: epath.Path) -> None:
             (workdir / name).unlink(missing_ok=True)
         for name in ("model", PROGRAMS_DIRECTORY):
             if (workdir / name).exists():
-                (workdir / name).rmtree()
+                (workdir / name).resolve().rmtree()  # also where it is a link to another disk, which stays

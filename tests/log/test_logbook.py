@@ -68,10 +68,11 @@ def test_a_loss_that_is_not_finite_is_null_in_valid_json(tmp_path):
     lines = []
     with Logbook(tmp_path, write=lines.append) as book:
         book.train(1, 10, {"loss": float("nan"), "grad_norm": float("inf")})
-    text = (tmp_path / "metrics.jsonl").read_text()
+        book.evaluation(1, {"eval/matthews": float("nan")})
+    text, *_ = (tmp_path / "metrics.jsonl").read_text().splitlines()
     record = json.loads(text, parse_constant=pytest.fail)
     assert record["loss"] is None and record["grad_norm"] is None
-    assert "loss not finite" in lines[0]
+    assert "loss not finite" in lines[0] and "eval/matthews not finite" in lines[1]
 
 
 def test_resume_removes_the_records_that_will_be_repeated(tmp_path):

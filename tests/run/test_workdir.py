@@ -9,7 +9,7 @@ from etils import epath
 from bertjax.config import Config
 from bertjax.formats.checkpoint import CheckpointError
 from bertjax.run.checkpoint import Checkpoints
-from bertjax.run.workdir import DamagedRecord, goes_on_with, step_to_resume, write_records
+from bertjax.run.workdir import DamagedRecord, delete_run, goes_on_with, step_to_resume, write_records
 
 DAMAGED = [b"", b'{"a": 1,', b"\0" * 40, b"[1]", b"[" * 100_000, b"\xff\xfe{}"]
 FACTS = {"content": "the text", "vocabulary": "the words"}
@@ -108,3 +108,10 @@ def test_a_run_that_was_ended_before_its_first_checkpoint_starts_afresh(tmp_path
     (tmp_path / "config.json").write_text(Config().to_json())
     (tmp_path / "model").mkdir()
     assert step_to_resume(resumed(), epath.Path(tmp_path)) is None
+
+
+def test_a_deleted_run_s_link_to_another_disk_stays(workdir, tmp_path):
+    (tmp_path / "disk" / "model").mkdir(parents=True)
+    (tmp_path / "model").symlink_to("disk/model")
+    delete_run(workdir)
+    assert (tmp_path / "model").is_symlink() and not (tmp_path / "disk" / "model").exists()
