@@ -172,8 +172,8 @@ def _read_jsonl(extent: Extent, reading: Reading, counts: Counter[str]) -> _Raw:
             ) from None
         except UnicodeEncodeError:
             raise wrong(
-                "an escape \\ud... without its other half is not a character; read it with errors=replace, which counts"
-                " such lines"
+                "an escape \\ud... without its other half is not a character; read it with --errors=replace, which "
+                "counts such lines"
             ) from None
         except ValueError as error:
             raise wrong(f"not readable as JSON ({error})") from None
@@ -318,7 +318,7 @@ def _lines(extent: Extent, reading: Reading, counts: Counter[str]) -> Iterator[t
                     raise ValueError(
                         f"{path}, line {_line_number(path, start)}: byte 0x{data[error.start]:02x} at offset "
                         f"{start + error.start} of the file is not valid UTF-8 ({error.reason}). Convert the file to "
-                        "UTF-8, or read it with errors=replace, which counts such lines"
+                        "UTF-8, or read it with --errors=replace, which counts such lines"
                     ) from None
                 counts["undecodable_lines"] += 1
                 line = data.decode("utf-8", "replace")
@@ -338,7 +338,7 @@ def _raw_lines(path: str, offset: int, longest: int) -> Iterator[tuple[int, list
         if size > longest:
             raise ValueError(
                 f"{path}, line {_line_number(path, offset)}: longer than {longest >> 20} MiB, and a line is held in "
-                "memory; is a line feed missing, or is this no text? Cut the line, or raise max_line_mb"
+                "memory; is a line feed missing, or is this no text? Cut the line, or raise --max_line_mb"
             )
         rest.append(lines[0])
         if len(lines) > 1:

@@ -124,11 +124,11 @@ def problems(numbers: Mapping[str, Any], manifest: Mapping[str, Any]) -> Iterato
     length, unseen = numbers["seq_length"], 1 - numbers["seen_ever"]
     cut = (
         "Lines that hold several sentences are split by build_corpus --segment=true (where they are paragraphs, by "
-        f"format=prose or format=blocks), all long lines by --split_lines={(length - 3) // 2}"
+        f"--format=prose or --format=blocks), all long lines by --split_lines={(length - 3) // 2}"
     )
     together = (
         "Most often the input has a blank line after every sentence: blank lines separate documents, sentences go on "
-        "lines of their own. If it holds paragraphs, format=prose or format=blocks split them into sentences"
+        "lines of their own. If it holds paragraphs, --format=prose or --format=blocks split them into sentences"
     )
     if in_memory:
         cut = "Cut long sentences: in `texts`, a line break ends one"

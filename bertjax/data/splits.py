@@ -62,7 +62,7 @@ def check_unknown_rate(records: Records, options: BuildSettings, paths: list[lis
         raise ValueError(
             f"{rate:.1%} of {tokens:,} tokens are unknown to the tokenizer (limit {options.max_unknown_rate:.1%})"
             f"{f', most of them in {worst}' if worst else ''}. {laws.UNKNOWN_CAUSES}, or raise "
-            "max_unknown_rate"
+            "--max_unknown_rate"
         )
     return rate
 
@@ -231,7 +231,7 @@ def _measured(out_dir: Path, manifest: dict[str, Any], judged: bool) -> dict[str
     store = stores.TokenStore(out_dir, "train", manifest)
     numbers = laws.measure(store, JUDGED_LENGTH)
     found = [
-        f"{problem}. To take the corpus as it is, raise {setting}"
+        f"{problem}. To take the corpus as it is, raise --{setting}"
         for setting, problem in laws.problems(numbers, manifest)
     ]
     if found and judged:

@@ -122,7 +122,7 @@ class TokenStore:
         if not self.num_documents:
             raise ValueError(
                 f"{self.path}: 0 examples in the split {self.split!r}; build the store with more text"
-                + ", or with another heldout_fraction" * bool(self.manifest["files"])
+                + ", or with another --heldout_fraction" * bool(self.manifest["files"])
             )
 
     @property

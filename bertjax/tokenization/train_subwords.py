@@ -174,7 +174,7 @@ def learn_pieces(
             sentencepiece.SentencePieceTrainer.train(**settings | options)
         except RuntimeError as error:  # 'INTERNAL: FILE(LINE) [CONDITION] Vocabulary size is smaller than ...'
             reason = str(error).rpartition("] ")[2].partition(" Increase")[0]
-            raise ValueError(f"no vocabulary of {size} entries can be learnt: {reason} Raise vocab_size") from None
+            raise ValueError(f"no vocabulary of {size} entries can be learnt: {reason} Raise --vocab_size") from None
     processor = sentencepiece.SentencePieceProcessor(model_proto=trained.getvalue())
     return [
         (processor.id_to_piece(i), processor.get_score(i))

@@ -78,8 +78,8 @@ def train_wordpiece(
     head = ["[PAD]", *unused[:_UNUSED_BEFORE_UNK], "[UNK]", "[CLS]", "[SEP]", "[MASK]", *unused[_UNUSED_BEFORE_UNK:]]
     if vocab_size <= len(head):  # before the text is read
         raise ValueError(
-            f"vocab_size={vocab_size} is too small: {len(head)} special and unused entries alone need more. Raise "
-            "vocab_size, or lower num_unused"
+            f"vocab_size={vocab_size} is too small: {len(head)} special and unused entries alone need more. Raise it, "
+            "or lower --num_unused"
         )
     counts = WordCounts(BertNormalizer(do_lower_case, False, tokenize_chinese_chars), max_words)
     for sentence in sentences:
@@ -110,7 +110,7 @@ def train_wordpiece(
     if wanted < 0:
         raise ValueError(
             f"vocab_size={vocab_size} is too small: {len(head)} special and unused entries and {len(chars)} for single "
-            f"characters need {len(fixed)}. Raise vocab_size, lower num_unused or max_chars, or raise min_char_count"
+            f"characters need {len(fixed)}. Raise it, lower --num_unused or --max_chars, or raise --min_char_count"
         )
 
     words = [(word, count) for word, count in words if len(word) <= LONGEST and alphabet.issuperset(word)]

@@ -1,7 +1,6 @@
 """What the tools share of their command lines: the parser, refusals, values of flags."""
 
 import argparse
-import contextlib
 import dataclasses
 import difflib
 import functools
@@ -11,7 +10,7 @@ import pathlib
 import re
 import sys
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from bertjax.formats.files import on_disk, parse_json
@@ -144,20 +143,6 @@ def make_parser(name: str, doc: str | None, package: str = "bertjax.tools") -> P
         allow_abbrev=False,
         formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=30, width=100),
     )
-
-
-@contextlib.contextmanager
-def naming_flags(parser: argparse.ArgumentParser) -> Iterator[None]:
-    """Messages of what Python calls too name its arguments: here `raise max_words` becomes `raise --max_words`."""
-    names = {action.dest for action in parser._actions} - {"do_lower_case"}  # a key of tokenizer_config.json
-    long, short = ("|".join(sorted(name for name in names if ("_" in name) == is_long)) for is_long in (True, False))
-    try:
-        yield
-    except ValueError as error:
-        told = re.sub(rf"(?<![\w.\-/])(({long})\b|({short})(?==\w))", r"--\1", str(error))
-        if told == str(error):
-            raise
-        raise ValueError(told) from error
 
 
 def add_input(parser: Parser, required: bool = False) -> None:

@@ -35,7 +35,6 @@ from bertjax.tools.arguments import (
     add_settings,
     fields_of,
     make_parser,
-    naming_flags,
     refusals,
     require_used,
 )
@@ -75,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = make("--inspect" in arguments[:cut])
     flags = parser.parse_args(arguments[:cut])
     try:
-        with refusals("build_corpus"), naming_flags(parser):
+        with refusals("build_corpus"):
             if not flags.input and not flags.inspect:
                 raise ValueError("nothing to do: give --input='PATTERN' to build, --inspect to look")
             for name in ("seq_length", "examples", "packed", "split", "seed"):

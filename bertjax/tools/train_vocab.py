@@ -25,16 +25,7 @@ from bertjax.formats.files import directory_for_work, read_json, write_json
 from bertjax.tokenization.tokenizer import Tokenizer
 from bertjax.tokenization.train_subwords import train_subwords
 from bertjax.tokenization.train_vocab import VOCAB_SIZE, train_wordpiece
-from bertjax.tools.arguments import (
-    Parser,
-    add_boolean,
-    add_fields,
-    add_input,
-    fields_of,
-    make_parser,
-    naming_flags,
-    refusals,
-)
+from bertjax.tools.arguments import Parser, add_boolean, add_fields, add_input, fields_of, make_parser, refusals
 
 _KEPT_OUT_EVERY = 100  # without --heldout, every hundredth line is measured on, not trained on
 _MEASURED_LINES = 20_000
@@ -87,10 +78,9 @@ def parser() -> Parser:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train, save, measure."""
-    command = parser()
-    flags = command.parse_args(arguments)
+    flags = parser().parse_args(arguments)
     logging.getLogger("bertjax").setLevel(logging.INFO)
-    with refusals("train_vocab"), naming_flags(command), directory_for_work(flags.output):
+    with refusals("train_vocab"), directory_for_work(flags.output):
         train(flags)
 
 

@@ -278,7 +278,7 @@ def test_lines_that_are_whole_paragraphs_stop_too(tmp_path, tokenizer, documents
 def test_a_build_over_a_limit_goes_on_with_its_shards_once_the_limit_is_raised(tmp_path, tokenizer):
     (tmp_path / "a.txt").write_text("\n\n".join(f"w{i % 90} w{i % 7} w{i}" for i in range(400)))
     arguments = dict(patterns=tmp_path / "a.txt", tokenizer=tokenizer, max_unknown_rate=1.0)
-    with pytest.raises(ValueError, match="raise max_random_share"):
+    with pytest.raises(ValueError, match="raise --max_random_share"):
         build_store(**arguments, out_dir=tmp_path / "s", shard=(0, 1))
     made = {path: path.stat().st_mtime_ns for path in (tmp_path / "s/shards").iterdir()}
     with pytest.raises(ValueError, match=r"input or settings:\n  settings.split_lines: null there, 3 now\.\nChoose"):
@@ -292,7 +292,7 @@ def test_a_build_over_a_limit_goes_on_with_its_shards_once_the_limit_is_raised(t
 
 def test_a_build_that_was_refused_gives_way_to_other_input_or_settings(tmp_path, tokenizer):
     (tmp_path / "a.txt").write_text("\n\n".join(f"w{i % 90} w{i % 7} w{i}" for i in range(400)))
-    with pytest.raises(ValueError, match="raise max_random_share"):
+    with pytest.raises(ValueError, match="raise --max_random_share"):
         build_store(tmp_path / "a.txt", tokenizer, tmp_path / "s", max_unknown_rate=1.0)
     (tmp_path / "a.txt").write_text("\n".join(f"w{i % 90} w{i % 7} w{i}" for i in range(400)))
     again = dict(max_unknown_rate=1.0, split_lines=2, max_unseen_share=1.0)
@@ -436,7 +436,7 @@ def test_in_memory_documents_never_replace_a_store_unasked(tmp_path, tokenizer, 
     "content, words",
     [
         (b"", "0 examples"),
-        (b"a sentence .\n\n" * 300, "raise max_random_share"),
+        (b"a sentence .\n\n" * 300, "raise --max_random_share"),
         (b"caf\xe9\n", "not valid UTF-8"),
         (b"\xf0\x9f\x92\xa9\n", "unknown to the tokenizer"),
     ],

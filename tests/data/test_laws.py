@@ -25,7 +25,7 @@ def test_lines_longer_than_a_row_are_refused_with_the_files_and_the_ways_out(tmp
     with pytest.raises(
         ValueError,
         match=r"no pair of 128 tokens in 40 epochs.*only the middle.*"
-        rf"{bad} \(100%\).*--split_lines=62.*raise max_unseen_share",
+        rf"{bad} \(100%\).*--split_lines=62.*raise --max_unseen_share",
     ) as error:
         build_store(*arguments)
     assert "\n" not in str(error.value) and not (tmp_path / "s/manifest.json").exists()

@@ -371,12 +371,10 @@ def test_the_remedy_of_a_line_that_is_too_long_is_a_flag(tmp_path):
     tool.main([*arguments, "--max_line_mb=2"])
 
 
-def test_a_refusal_names_the_flags_of_the_command_and_the_arguments_of_the_call(tmp_path):
-    given = "vocab_size=60 is too small: .* Raise {0}vocab_size, lower {0}num_unused or {0}max_chars, or raise {0}min"
-    with pytest.raises(ValueError, match=f"^{given.format('')}"):
-        train_wordpiece(["".join(map(chr, range(0x4E00, 0x4F00)))], 60)
+def test_the_remedy_of_a_vocabulary_that_is_too_small_is_a_flag(tmp_path):
     (tmp_path / "in.txt").write_text("".join(map(chr, range(0x4E00, 0x4F00))))
-    with pytest.raises(SystemExit, match=f"^train_vocab: --{given.format('--')}"):
+    told = "vocab_size=60 is too small: .* Raise it, lower --num_unused or --max_chars, or raise --min_char_count$"
+    with pytest.raises(SystemExit, match=told):
         tool.main([f"--input={tmp_path}/in.txt", f"--output={tmp_path / 'x'}", "--vocab_size=60"])
 
 
@@ -516,7 +514,7 @@ def test_what_other_kinds_cannot_be_made_of_is_refused_or_said(tmp_path, kind, c
     with pytest.raises(ValueError, match="no words to train a vocabulary on"):
         train_subwords(["", " "], kind, 500)
     if kind == "unigram":
-        with pytest.raises(ValueError, match=r"7 entries.*smaller than required_chars.*Raise vocab_size"):
+        with pytest.raises(ValueError, match=r"7 entries.*smaller than required_chars.*Raise --vocab_size"):
             train_subwords(prose(100), kind, 11)
     small = train_subwords(["ab ab cd"], kind, 5000)
     assert small.vocab_size < 5000 and "only" in caplog.text
