@@ -4,6 +4,7 @@ Out: the step to go on from; a refusal that lists what differs; or the old run d
 """
 
 import contextlib
+import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -161,5 +162,6 @@ def delete_run(workdir: epath.Path) -> None:
         for name in FILES:
             (workdir / name).unlink(missing_ok=True)
         for name in ("model", PROGRAMS_DIRECTORY):
-            if (workdir / name).exists():
-                (workdir / name).resolve().rmtree()  # also where it is a link to another disk, which stays
+            place = workdir / name
+            if place.exists():  # a link to another disk stays
+                (place if "://" in str(place) else epath.Path(os.path.realpath(place))).rmtree()
