@@ -17,6 +17,7 @@ which batches hold inputs of similar length; a chunk is written when it is done.
 those of `execution`, task.eval_batch_size and task.max_length have an effect.
 """
 
+import argparse
 import contextlib
 import dataclasses
 import sys
@@ -25,7 +26,7 @@ from collections.abc import Iterator, Sequence
 import jax
 import ml_collections
 
-from bertjax.config import finetune_config
+from bertjax.config import Config, finetune_config
 from bertjax.config_checks import check_config
 from bertjax.formats.files import whole_file
 from bertjax.interop.loading import LoadError, load_model, open_source
@@ -63,54 +64,57 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--dtype", choices=DTYPES, help="in place of --config.execution.dtype; float16 too")
     short = {"batch_size": "task.eval_batch_size", "max_length": "task.max_length"}
     add_settings(parser, prediction_config, short)
-    options = parser.parse_args(arguments)
-    options.out = None if options.out == "-" else options.out
+    flags = parser.parse_args(arguments)
     with refusals("predict"):
-        config = check_config(options.config)
-        options.batch_size = config.task.eval_batch_size
-        task = asked(options.task, options.model)
-        cut = ["task.max_length"] * (task in ("classify", "ner", "qa"))  # as in training
-        require_used(options.given, ["execution.", "task.eval_batch_size", *cut], f"predict --task={task}")
-        if options.top_k is not None and task != "fill-mask":
-            raise ValueError(f"--top_k={options.top_k} has no effect on --task={task}: it is for fill-mask")
-        if options.columns and options.text:
-            raise ValueError(f"--columns={options.columns} has no effect on --text; it is for tables (--file)")
-        if not str(options.out).lower().endswith((".csv", ".tsv")):  # these hold all columns of the input
-            require_other_file(options.file, options.out)
-        answer, kind = TASKS[task]
-        execution = Execution.of(config.execution, jax.default_backend())
-        execution = dataclasses.replace(execution, dtype=options.dtype or execution.dtype)
-        memory, labels = Remembered(), ()
-        with contextlib.suppress(LoadError):  # load_model says it better
-            source = open_source(options.model)
-            memory, labels = remembered(source.settings, options.model), source.labels
-        if options.file:
-            inputs = read_inputs(options.file, task, memory, options.columns, labels)
-        else:
-            inputs = given_inputs(options.text, task, memory)
-        out = whole_file(options.out) if options.out else contextlib.nullcontext(sys.stdout)
-        with out as stream:
-            output = Output(stream, options.out, task, inputs, memory.options.get("separator") or "|", labels)
-            loaded = load_model(options.model, kind, execution)
-            if "task.max_length" in options.given:
-                length, longest = config.task.max_length, loaded.config.max_position_embeddings
-                if length > longest:
-                    raise ValueError(f"--max_length={length} exceeds the {longest} positions of the model")
-                finetuned = {**(loaded.settings.get("finetuned") or {}), "max_length": length}
-                loaded = dataclasses.replace(loaded, settings={**loaded.settings, "finetuned": finetuned})
-            answer(loaded, [], options.top_k or 5, options.batch_size)  # if the model cannot, it is no fault of a line
-            done = 0
-            for chunk in chunks(inputs.texts, options.batch_size):
-                last = done + len(chunk)
-                if task in PAIRS:
-                    chunk = [one.split("\t", 1) if isinstance(one, str) and "\t" in one else one for one in chunk]
-                with _located(options.file, inputs.lines[done], inputs.lines[last - 1]):
-                    _, rows = answer(loaded, chunk, options.top_k or 5, options.batch_size)
-                for row in rows:
-                    output.write(row)
-                stream.flush()
-                done = last
-            output.close()
+        predict(flags, check_config(flags.config))
+
+
+def predict(flags: argparse.Namespace, config: Config) -> None:
+    """Answers the inputs, and writes each chunk of answers when it is done."""
+    out = None if flags.out == "-" else flags.out
+    task = asked(flags.task, flags.model)
+    cut = ["task.max_length"] * (task in ("classify", "ner", "qa"))  # as in training
+    require_used(flags.given, ["execution.", "task.eval_batch_size", *cut], f"predict --task={task}")
+    if flags.top_k is not None and task != "fill-mask":
+        raise ValueError(f"--top_k={flags.top_k} has no effect on --task={task}: it is for fill-mask")
+    if flags.columns and flags.text:
+        raise ValueError(f"--columns={flags.columns} has no effect on --text; it is for tables (--file)")
+    if not str(out).lower().endswith((".csv", ".tsv")):  # these hold all columns of the input
+        require_other_file(flags.file, out)
+    answer, kind = TASKS[task]
+    how = flags.top_k or 5, config.task.eval_batch_size
+    execution = Execution.of(config.execution, jax.default_backend())
+    execution = dataclasses.replace(execution, dtype=flags.dtype or execution.dtype)
+    memory, labels = Remembered(), ()
+    with contextlib.suppress(LoadError):  # load_model says it better
+        source = open_source(flags.model)
+        memory, labels = remembered(source.settings, flags.model), source.labels
+    if flags.file:
+        inputs = read_inputs(flags.file, task, memory, flags.columns, labels)
+    else:
+        inputs = given_inputs(flags.text, task, memory)
+    with whole_file(out) if out else contextlib.nullcontext(sys.stdout) as stream:
+        output = Output(stream, out, task, inputs, memory.options.get("separator") or "|", labels)
+        loaded = load_model(flags.model, kind, execution)
+        if "task.max_length" in flags.given:
+            length, longest = config.task.max_length, loaded.config.max_position_embeddings
+            if length > longest:
+                raise ValueError(f"--max_length={length} exceeds the {longest} positions of the model")
+            finetuned = {**(loaded.settings.get("finetuned") or {}), "max_length": length}
+            loaded = dataclasses.replace(loaded, settings={**loaded.settings, "finetuned": finetuned})
+        answer(loaded, [], *how)  # if the model cannot, it is no fault of a line
+        done = 0
+        for chunk in chunks(inputs.texts, config.task.eval_batch_size):
+            last = done + len(chunk)
+            if task in PAIRS:
+                chunk = [one.split("\t", 1) if isinstance(one, str) and "\t" in one else one for one in chunk]
+            with _located(flags.file, inputs.lines[done], inputs.lines[last - 1]):
+                _, rows = answer(loaded, chunk, *how)
+            for row in rows:
+                output.write(row)
+            stream.flush()
+            done = last
+        output.close()
 
 
 @contextlib.contextmanager
