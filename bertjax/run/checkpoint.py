@@ -205,11 +205,11 @@ class Checkpoints(SavedStates):
             doomed.rmtree()
 
     def latest(self) -> int | None:
-        """As of SavedStates. All processes call it, and get what process 0 sees."""
+        """The newest step, see SavedStates. All processes call it, and get what process 0 sees."""
         return self._as_process_0(self._newest)
 
     def intact(self, step: int | None = None) -> int:
-        """As of SavedStates. All processes call it; process 0 verifies."""
+        """The step to restore, see SavedStates. All processes call it; process 0 verifies."""
         self.wait()
         return self._as_process_0(lambda: SavedStates.intact(self, step))
 

@@ -37,9 +37,6 @@ SYNONYMS = (
 )
 
 
-_OBJECT = "must be a JSON object: '{\"NAME\": VALUE}'"
-
-
 class Parser(argparse.ArgumentParser):
     """argparse's, whose refusals are one line that names the remedy, with exit code 2."""
 
@@ -74,7 +71,7 @@ class Parser(argparse.ArgumentParser):
                 files, settings, args = split_settings(args)
         own = args[: args.index("--")] if "--" in args else args  # what follows belongs to another program
         given = [argument for argument in own if re.match("--?[a-zA-Z][^ =]*(=|$)", argument)]
-        unknown = [argument for argument in given if argument.partition("=")[0] not in self._flags]
+        unknown = [argument for argument in given if argument.partition("=")[0] not in self._option_string_actions]
         if unknown and not {"-h", "--help"} & {*args}:  # before argparse misses those that it stands for
             self.error(f"no such flag: {unknown[0]}{self._meant(unknown[0])}")
         found, left_over = self.parse_known_args(args, namespace)
@@ -89,10 +86,6 @@ class Parser(argparse.ArgumentParser):
             f"left-over arguments: {' '.join(left_over[:5])}{' ...' * (len(left_over) > 5)}; {remedy}uote wildcards, "
             "which the shell expands: --input='corpus/*.txt'"
         )
-
-    @property
-    def _flags(self) -> list[str]:
-        return [name for action in self._actions for name in action.option_strings]
 
     @property
     def name(self) -> str:
@@ -119,7 +112,7 @@ class Parser(argparse.ArgumentParser):
 
     def _meant(self, unknown: str) -> str:
         """'. Did you mean --input?' for a flag with a similar name or the same meaning."""
-        known = self._flags
+        known = list(self._option_string_actions)
         name = unknown.partition("=")[0]
         alike = [f"--{other}" for names in SYNONYMS if name.lstrip("-") in names for other in sorted(names)]
         close = [flag for flag in alike if flag in known] or difflib.get_close_matches(
@@ -166,14 +159,13 @@ def add_settings(parser: Parser, base: Callable[[], Any] | None = None, short: M
         "one that came with the package; any setting can be given, as --config.NAME=VALUE"
     )
     parser.add_argument("--config", metavar="FILE", help=text)
-    if not short:
-        return
-    from bertjax.config import Config, walk
+    if short:
+        from bertjax.config import Config, walk
 
-    known = dict(walk(Config))
-    for flag, name in parser.short.items():
-        setting = known[name]
-        _add_flag(parser, flag, setting, type(setting.default), None, f"short for --config.{name}: {setting.help}")
+        known = dict(walk(Config))
+        for flag, name in short.items():
+            help = f"short for --config.{name}: {known[name].help}"
+            _add_flag(parser, flag, known[name], type(known[name].default), None, help)
 
 
 def require_used(given: Iterable[str], used: Sequence[str], what: str) -> None:
@@ -250,13 +242,13 @@ def read(text: str) -> str:
 
 def json_object(text: str) -> dict[str, Any]:
     """A value of a flag that is a JSON object."""
+    problem = ""
     try:
-        found = parse_json(text, "it")
+        if isinstance(found := parse_json(text, "it"), dict):
+            return found
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{error}; {_OBJECT}") from None
-    if not isinstance(found, dict):
-        raise argparse.ArgumentTypeError(_OBJECT)
-    return found
+        problem = f"{error}; "
+    raise argparse.ArgumentTypeError(f"{problem}must be a JSON object: '{{\"NAME\": VALUE}}'")
 
 
 def boolean(text: str) -> bool:

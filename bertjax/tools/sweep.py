@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import operator
 import pathlib
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -111,7 +112,7 @@ def values_of(name: str, text: str, given: str) -> list[Any]:
         configs = [load_config(None, [f"--config.{name}={value}"], finetune_config()) for value in values]
     except ValueError as error:
         raise ValueError(f"{given}: {error}") from None
-    return [functools.reduce(getattr, name.split("."), config) for config in configs]
+    return [operator.attrgetter(name)(config) for config in configs]
 
 
 def run(config: Config, search: dict[str, list[Any]], seeds: range, workdir: pathlib.Path) -> str:
@@ -125,7 +126,7 @@ def run(config: Config, search: dict[str, list[Any]], seeds: range, workdir: pat
     from bertjax.tasks.results import recorded
 
     runs = [(setting, check_config(settings)) for setting, settings in sweep.grid(config, search, seeds)]
-    base = {name: functools.reduce(getattr, name.split("."), config) for name in PER_RUN}
+    base = {name: operator.attrgetter(name)(config) for name in PER_RUN}
     tuner, made_for = None, None
 
     def tuner_for(settings: Config) -> Any:
