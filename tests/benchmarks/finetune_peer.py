@@ -152,7 +152,7 @@ class _Clock:
         self._from = self.now()
 
 
-def train_with_trainer(
+def train(
     work: Work,
     seed: int,
     model: Any,
@@ -220,87 +220,12 @@ def train_with_trainer(
         return trainer.state.global_step
 
 
-def train_plainly(
-    work: Work,
-    seed: int,
-    model: Any,
-    rows: list,
-    dev_rows: list,
-    collator: Any,
-    clock: _Clock,
-    evaluated: Any,
-    cuda: bool,
-) -> int:
-    """The loop that Trainer stands for, where its package `accelerate` is missing."""
-    import torch
-    import transformers
-
-    device = torch.device("cuda" if cuda else "cpu")
-    model.to(device)
-    decayed = [p for n, p in model.named_parameters() if "bias" not in n and "LayerNorm" not in n]
-    rest = [p for n, p in model.named_parameters() if "bias" in n or "LayerNorm" in n]
-    optimizer = torch.optim.AdamW(
-        [{"params": decayed, "weight_decay": work.weight_decay}, {"params": rest, "weight_decay": 0.0}],
-        lr=work.learning_rate,
-        eps=1e-6,
-        fused=cuda,
-    )
-    generator = torch.Generator().manual_seed(seed)
-    loader = torch.utils.data.DataLoader(
-        rows, work.batch_size, shuffle=True, collate_fn=collator, generator=generator, pin_memory=cuda
-    )
-    steps = len(loader) * work.epochs
-    schedule = transformers.get_linear_schedule_with_warmup(optimizer, int(work.warmup * steps), steps)
-    autocast = torch.autocast(device.type, torch.bfloat16, cuda and work.dtype != "float32")
-    step = 0
-    for _ in range(work.epochs):
-        model.train()
-        if step > SKIPPED:
-            clock.resume()
-        for batch in loader:
-            batch = {k: v.to(device, non_blocking=True) for k, v in batch.items()}
-            with autocast:
-                loss = model(**batch).loss
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            schedule.step()
-            optimizer.zero_grad(set_to_none=True)
-            step += 1
-            clock.step(step)
-        clock.pause()
-        model.eval()
-        found: list[Any] = []
-        with torch.no_grad(), autocast:
-            for start in range(0, len(dev_rows), 128):
-                batch = {k: v.to(device) for k, v in collator(dev_rows[start : start + 128]).items()}
-                out = model(**batch)
-                logits = (out.start_logits, out.end_logits) if "start_logits" in out else out.logits
-                found.append(logits)
-        evaluated(_joined(found))
-    return step
-
-
-def _joined(parts: list) -> Any:
-    """Logits of all batches, padded to one length."""
-    if isinstance(parts[0], tuple):
-        return tuple(_joined(list(side)) for side in zip(*parts, strict=True))
-    arrays = [part.float().cpu().numpy() for part in parts]
-    width = max(a.shape[1] for a in arrays)
-    return np.concatenate([np.pad(a, [(0, 0), (0, width - a.shape[1]), *[(0, 0)] * (a.ndim - 2)]) for a in arrays])
-
-
 def measure(work: Work) -> None:
     """Fine-tunes with every seed, times it, and prints what is known after each."""
+    import accelerate
     import torch
     import transformers
 
-    try:
-        import accelerate
-
-        train, how = train_with_trainer, f"Trainer, accelerate {accelerate.__version__}"
-    except ImportError:
-        train, how = train_plainly, "plain loop (no accelerate for Trainer)"
     transformers.logging.set_verbosity_error()
     cuda = torch.cuda.is_available()
     tokenizer = transformers.AutoTokenizer.from_pretrained(work.checkpoint)
@@ -339,7 +264,8 @@ def measure(work: Work) -> None:
             rows=len(rows),
             steps=steps,
             device=torch.cuda.get_device_name() if cuda else "cpu",
-            versions=f"transformers {transformers.__version__}, torch {torch.__version__}, {how}",
+            versions=f"transformers {transformers.__version__}, torch {torch.__version__}, "
+            f"accelerate {accelerate.__version__}",
         ).print()
 
 

@@ -194,3 +194,65 @@ def test_losses_follow_torch_step_by_step(head, words, tmp_path, monkeypatch):
 
     np.testing.assert_allclose(losses, expected, atol=1e-4)
     assert losses[-1] < losses[0]  # and something was learnt meanwhile
+
+
+@pytest.mark.slow
+@pytest.mark.parity
+def test_a_whole_training_is_that_of_transformers_trainer(tmp_path):
+    """Two epochs with short last batches: the rate's warm-up and decay, clipping, AdamW, means over tokens."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    from bertjax.interop import load_pretrained_params
+
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=64,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=32,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        num_labels=5,
+        initializer_range=0.1,
+    )
+    theirs = transformers.BertForTokenClassification(config)
+    theirs.save_pretrained(tmp_path / "model")
+    batches = TrainingBatches(made_up_rows("tagging"), 7, seed=0, shapes=[Shape(7, LENGTH)], pad_id=0)
+    steps = 2 * batches.steps_per_epoch
+    assert ROWS % 7
+    recipe = {"learning_rate": 1e-3, "warmup_steps": 2, "max_steps": steps, "adam_epsilon": 1e-6, "weight_decay": 0.01}
+
+    def inputs(batch):
+        kept = int(batch["weights"].sum())  # the rest fills the last batch of an epoch
+        fields = ("input_ids", "token_type_ids", "attention_mask")
+        made = {name: torch.tensor(batch[name]).long() for name in fields} | torch_labels("tagging", batch, torch)
+        return {name: tensor[:kept] for name, tensor in made.items()}
+
+    class GivenBatches(transformers.Trainer):
+        def get_train_dataloader(self):
+            return torch.utils.data.DataLoader([inputs(batches[step]) for step in range(steps)], batch_size=None)
+
+    how = {"output_dir": tmp_path / "out", "use_cpu": True, "report_to": "none", "logging_steps": 1, **recipe}
+    arguments = transformers.TrainingArguments(**how, save_strategy="no", lr_scheduler_type="linear")
+    trainer = GivenBatches(theirs, arguments, train_dataset=made_up_rows("tagging"))
+    trainer.train()
+    logs = [log for log in trainer.state.log_history if "loss" in log]
+
+    bert = BertConfig.from_dict(config.to_dict())
+    model = model_for(types.SimpleNamespace(name="toy", head="tagging", num_labels=5), bert, Execution())
+    objective, mesh = TaskObjective(model, "tagging"), sharding.make_mesh(devices=jax.devices()[:1])
+    unit = make_optimizer(OptimizerSettings(bias_correction=True), 1.0)
+    ours = Trainer(with_schedule_in_state(unit, "linear_after_warmup"), mesh)
+    params = load_pretrained_params(tmp_path / "model", model, jax.random.key(0))
+    state = set_schedule(ours.init(objective, params), recipe["learning_rate"], recipe["warmup_steps"], steps)
+    train_step, metrics = ours.train_step(objective), []
+    for step in range(steps):
+        state, told = train_step(state, sharding.put_batch(batches[step], mesh))
+        metrics.append(jax.device_get(told))
+
+    for name in ("loss", "grad_norm", "learning_rate"):
+        expected = [float(log[name]) for log in logs]
+        np.testing.assert_allclose([float(told[name]) for told in metrics], expected, rtol=2e-4, atol=1e-9)
