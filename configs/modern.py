@@ -6,7 +6,7 @@ Variants: a size, base (default), large or small (ours, for one GPU); budget tra
 2 T tokens; nsp adds next-sentence pairs and segment embeddings; muon trains by that optimizer; v5e_16 and v4_32 fit
 those TPU slices. Numbers are those of the paper's tables 3 and 4, section 2.2.2 and its published settings
 (AnswerDotAI/ModernBERT, yamls/modernbert); docs/pretraining.md says what differs from the published run. Those of
-budget are measured: docs/benchmarks.md, "What 30 GPU-minutes buy".
+budget are measured: docs/experiments.md, "What 30 GPU-minutes buy".
 """
 
 from bertjax.config import Architecture, apply_variants, default_config, scan_layers, total_steps, walk
@@ -70,7 +70,7 @@ def get_config(variants=""):
         own = dict(name="optax.contrib.muon", options={"consistent_rms": 0.2}, b2=0.999, bias_correction=False)
         config.optimizer.update(own)
 
-    # Without segments, pairs are learnt at the cost of all tasks that compare two texts: docs/benchmarks.md
+    # Without segments, pairs are learnt at the cost of all tasks that compare two texts: docs/experiments.md
     pairs = {"data.nsp": True, "model.classifier_pooling": "cls", "model.type_vocab_size": 2}
     variants = {
         "budget": budget,

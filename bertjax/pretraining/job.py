@@ -49,7 +49,7 @@ NO_CORPUS = (
 )
 NO_SEGMENTS = (
     "next-sentence pairs without segment embeddings (model.type_vocab_size=0): after such a run tasks that compare two "
-    "texts score several points lower (docs/benchmarks.md). Set model.type_vocab_size=2 or data.nsp=False"
+    "texts score several points lower (docs/experiments.md). Set model.type_vocab_size=2 or data.nsp=False"
 )
 LONG_EVALUATION = (
     "held-out rows are longer than those of training: an evaluation takes long, and judges lengths that are not "
