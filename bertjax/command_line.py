@@ -6,7 +6,6 @@ one is given: --help needs none.)
 """
 
 import ast
-import operator
 import os
 import pathlib
 import traceback
@@ -62,21 +61,25 @@ def _read(file: str) -> ConfigDict:
     return config
 
 
+def group_of(config: ConfigDict, name: str) -> tuple[ConfigDict, str]:
+    """The group of settings that holds NAME, and its name there. Raises ValueError for a part of what is no group."""
+    *groups, own = name.split(".")
+    for part in groups:
+        if not isinstance(config := config.get(part), ConfigDict):
+            whole = f"{name.partition(f'.{part}.')[0]}.{part}"
+            raise ValueError(
+                f"there is no {part!r} to set a part of; give all of it, as --config.{whole}=\"{{'PART': VALUE}}\""
+            )
+    return config, own
+
+
 def _set(config: ConfigDict, name: str, text: str) -> None:
     """Sets `--config.NAME=TEXT`, read as the type of the value that is there; an option that is new may be anything."""
-    group, _, last = name.rpartition(".")
+    group, own = group_of(config, name)
+    read, must = _TYPES.get(type(group.get(own)), (_literal, ""))
     try:
-        section = operator.attrgetter(group)(config) if group else config
-        old = section.get(last)
-    except AttributeError:
-        raise ValueError(
-            f"there is no {group.rpartition('.')[2]!r} to set a part of; give all of it, as "
-            f"--config.{group}=\"{{'PART': VALUE}}\""
-        ) from None
-    read, must = _TYPES.get(type(old), (_literal, ""))
-    try:
-        with section.unlocked():
-            section[last] = read(text)
+        with group.unlocked():
+            group[own] = read(text)
     except Exception as error:  # ast has many for what is nested too deeply
         raise ValueError(f"--config.{name}={text}: {must or error}") from None
 
@@ -201,4 +204,4 @@ def default_workdir(config: str) -> str:
     """'runs/large-two_phase' for configs/large.py:two_phase."""
     file, _, variants = config.removeprefix("bertjax:").partition(":")
     name = pathlib.Path(file).stem
-    return "/".join(("runs", "-".join(filter(None, (name, variants.replace("=", "").replace(",", "-"))))))
+    return f"runs/{'-'.join(filter(None, (name, variants.replace('=', '').replace(',', '-'))))}"

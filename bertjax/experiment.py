@@ -20,7 +20,7 @@ import numpy as np
 from etils import epath
 
 from bertjax import jax_settings
-from bertjax.command_line import config_names, default_workdir, load_config
+from bertjax.command_line import config_names, default_workdir, group_of, load_config
 from bertjax.config import FREE, Config
 from bertjax.config_checks import check_config, check_name
 from bertjax.formats.checkpoint import resolve_directory
@@ -258,10 +258,7 @@ def read_config(config: AnyConfig, job: str, settings: Mapping[str, Any] | None 
     found.unlock()
     for name, value in (settings or {}).items():
         check_name(name)
-        group = found
-        *groups, own = name.split(".")
-        for part in groups:
-            group = group[part]
+        group, own = group_of(found, name)
         try:  # an option is checked by the task or the optimizer that takes it
             with group.ignore_type() if name.startswith(FREE) else contextlib.nullcontext():
                 group[own] = _listed(value) if isinstance(group.get(own), tuple) else _plain(value)

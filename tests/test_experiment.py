@@ -187,6 +187,13 @@ def test_settings_may_be_lists_paths_and_numbers_of_numpy():
         assert task.class_weights == expected
 
 
+def test_a_part_of_an_option_that_is_not_there_is_refused_with_the_remedy():
+    with pytest.raises(
+        ValueError, match="no 'files' to set a part of; give all of it, as --config.task.options.files="
+    ):
+        experiment.read_config("classify", "finetune", {"task.options.files.dev": "d.csv"})
+
+
 @pytest.mark.parametrize(
     "config, workdir",
     [
