@@ -17,7 +17,9 @@ from bertjax.data.named import is_name
 from bertjax.formats.files import write_whole
 from bertjax.run.run import writing_results
 from bertjax.tasks import job
+from bertjax.tasks.finetune import NoFiniteScore
 from bertjax.tasks.glue import GLUE, glue_table
+from bertjax.training.loop import NotFiniteError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,13 +73,21 @@ def data_of(data: str, name: str) -> str:
 
 
 def run(suite: Suite, **output: Any) -> dict[str, dict[str, float]]:
-    """Trains every task and prints the table. Returns {task: scores on dev}. `output` is that of run.run."""
+    """Trains every task and prints the table. Returns {task: scores on dev}. `output` is that of run.run.
+
+    Raises NotFiniteError for tasks that diverged, after the others.
+    """
     results: dict[str, dict[str, float]] = {}
+    diverged: dict[str, str] = {}
     first = jax.process_index() == 0
     for number, (name, prepared) in enumerate(suite.jobs.items(), 1):
         if first:
             print(f"\n--- {name} ({number} of {len(suite.jobs)})", flush=True)
-        results[name] = job.run(prepared, **output)["scores"]
+        try:
+            results[name] = job.run(prepared, **output)["scores"]
+        except (NotFiniteError, NoFiniteScore) as error:
+            diverged[name] = f"{name}: {error}"
+            continue
         if name == "mnli":
             tuner, model = prepared.tuner, prepared.workdir / "model"
             how = dict(settings=tuner.settings, execution=tuner.model.execution, mesh=tuner.mesh, model_directory=model)
@@ -86,18 +96,21 @@ def run(suite: Suite, **output: Any) -> dict[str, dict[str, float]]:
             if is_name(suite.data) or (pathlib.Path(suite.data) / GLUE["ax"].folder).is_dir():
                 diagnostic = job.make_task("ax", data_of(suite.data, "ax"))
                 job.evaluate(diagnostic, split="test", write_to=prepared.workdir if first else None, **how)
-    if not first:
-        return results
-    table = glue_table(results)
-    with writing_results(suite.workdir):
-        write_whole(suite.workdir / "glue.md", table)
-        draw(results, suite.workdir / "glue.png")
-    print(
-        f"\nGLUE, development sets, percent:\n\n{table}\ntable: {suite.workdir / 'glue.md'}\n"
-        f"picture: {suite.workdir / 'glue.png'}",
-        flush=True,
-    )
+    if first and results:
+        write(results, suite.workdir)
+    if diverged:
+        raise NotFiniteError("\n".join(diverged.values()))
     return results
+
+
+def write(results: Mapping[str, Mapping[str, float]], workdir: pathlib.Path) -> None:
+    """glue.md and glue.png, and the table on the screen."""
+    table = glue_table(results)
+    with writing_results(workdir):
+        write_whole(workdir / "glue.md", table)
+        draw(results, workdir / "glue.png")
+    files = f"table: {workdir / 'glue.md'}\npicture: {workdir / 'glue.png'}"
+    print(f"\nGLUE, development sets, percent:\n\n{table}\n{files}", flush=True)
 
 
 def draw(results: Mapping[str, Mapping[str, float]], path: pathlib.Path) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from bertjax.config import finetune_config, frozen
 from bertjax.tasks import job, suite
+from bertjax.training.loop import NotFiniteError
 
 
 def config_for(folder):
@@ -37,6 +38,22 @@ def test_the_folders_decide_and_the_table_has_the_benchmarks_scores(tmp_path, mo
     expected = "| cola, matthews | mrpc, f1/accuracy | mean |\n|---|---|---|\n| 50.0 | 90.0/86.0 | 69.0 |\n"
     assert (workdir / "glue.md").read_text() == expected
     assert expected in capsys.readouterr().out
+
+
+def test_a_task_that_diverges_is_told_after_the_others_and_the_table_has_these(tmp_path, monkeypatch, capsys):
+    def train(prepared):
+        if prepared == "cola":
+            raise NotFiniteError("the loss is not finite")
+        return {"scores": {"f1": 0.9, "accuracy": 0.86}}
+
+    monkeypatch.setattr(job, "run", train)
+    with pytest.raises(NotFiniteError, match="cola: the loss is not finite"):
+        suite.run(suite.Suite({"cola": "cola", "mrpc": "mrpc"}, "glue", tmp_path))
+    assert "| mrpc, f1/accuracy | mean |" in (tmp_path / "glue.md").read_text()
+    capsys.readouterr()
+    with pytest.raises(NotFiniteError):
+        suite.run(suite.Suite({"cola": "cola"}, "glue", tmp_path))
+    assert "percent" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("asked", (("dev", "test"), ("dev,test",), ("dev",)))
