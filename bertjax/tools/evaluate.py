@@ -44,8 +44,8 @@ USED = ("task.name", "task.data", "task.options", "task.max_length", "task.eval_
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Command line."""
-    made = make_parser("evaluate", __doc__)
-    add = made.add_argument
+    parser = make_parser("evaluate", __doc__)
+    add = parser.add_argument
     add("--model", required=True, help="directory of a fine-tuned model")
     add(
         "--labels",
@@ -55,8 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     add("--split", default="dev", help="which to score (default dev); if --data is one file, it is read as this split")
     add("--out", type=pathlib.Path, help="directory for predictions and submission files")
-    add_settings(made, finetune_config, SHORT)
-    flags = made.parse_args(arguments)
+    add_settings(parser, finetune_config, SHORT)
+    flags = parser.parse_args(arguments)
     with refusals("evaluate"):
         config = check_config(flags.config)
         require_used(flags.given, USED, "evaluate")

@@ -133,7 +133,7 @@ def describe(flags: argparse.Namespace) -> dict[str, Any]:
     others = ("input", "output", "overwrite", "compare", "heldout")
     found = {name: value for name, value in vars(flags).items() if name not in others}
     found |= {"input": described(flags.input, flags.field), "all lines": bool(flags.heldout)}
-    return json.loads(json.dumps(found))
+    return json.loads(json.dumps(found))  # as `holds` reads it back: lists for tuples
 
 
 def holds(out: pathlib.Path, made_of: dict[str, Any]) -> bool:
@@ -144,7 +144,7 @@ def holds(out: pathlib.Path, made_of: dict[str, Any]) -> bool:
     old: dict[str, Any] = {}
     with contextlib.suppress(OSError, ValueError):
         old = read_json(out / _RECORD, dict)
-    differing = [name for name in made_of if name not in old or old[name] != made_of[name]]
+    differing = [name for name, value in made_of.items() if name not in old or old[name] != value]
     if differing:
         told = f" of another {', '.join(differing)}" if old else ""
         raise FileExistsError(
