@@ -136,7 +136,7 @@ def _complaints(config: Config) -> Iterator[str]:
         if rows % (parts := config.accumulation):
             yield (
                 f"{name}={rows} is not divisible by config.accumulation={parts}; the next valid batch size is "
-                f"{-(-rows // parts) * parts}"
+                f"{-(-rows // parts) * parts}" + ", or lower accumulation to 1" * (rows < parts)
             )
 
 

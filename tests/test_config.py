@@ -51,6 +51,7 @@ def test_max_predictions_is_the_rate_rounded_up(length, expected):
             "rows=10 is not divisible.*size is 12",
         ),
         (dict(batch_size=10, accumulation=4), "next valid batch size is 12"),
+        (dict(batch_size=2, accumulation=4), "valid batch size is 4, or lower accumulation to 1"),
         (dict(optimizer__warmup_steps=-1), "warmup_steps=-1"),
         (dict(optimizer__warmup_steps=2_000_000), "1,000,000 steps"),
         (dict(optimizer__name="adamv"), "Did you mean 'adamw'"),

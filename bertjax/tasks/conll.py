@@ -19,6 +19,8 @@ _WORDS = ("tokens", "words")  # keys of JSON lines
 _TAGS = ("tags", "ner_tags", "pos_tags", "labels")
 # A place in a sentence or document: 1, 001, 2-1, 3.1, 1:4, #7.
 _PLACE = re.compile(r"\W?\d+(?:[-.:_]\d+)*[.:)]?", re.ASCII)
+# In Universal Dependencies (# sent_id = 3), MultiCoNER (# id 5f\tdomain=en) and GermEval (#\thttp://...).
+_COMMENT = re.compile(r"#\s*(?:[\w.:-]+ = |(?:newdoc|newpar)\b|id \S+\tdomain=|https?://)")
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ def _read_json_sentences(path: pathlib.Path, prefer: Sequence[str]) -> list[Sent
 
 
 def read_conll(path: pathlib.Path) -> list[Sentence]:
-    """Sentences of a file in columns: word first, tag last, separated by tabs or by blanks.
+    """Sentences of a file in columns: word first, tag last, separated by tabs or by blanks; comments are left out.
 
     Raises ValueError with file and line for a line of another width, and for a first column that holds numbers or names
     of places where another one holds words.
@@ -82,6 +84,8 @@ def read_conll(path: pathlib.Path) -> list[Sentence]:
     document, width, first, open_block = 0, 0, 0, False
     for number, line in enumerate(read_lines(path), 1):
         marks_document = line.startswith("-DOCSTART-")
+        if _COMMENT.match(line):
+            continue
         if marks_document or not line.strip(" \t"):
             document += marks_document
             open_block = False
@@ -90,9 +94,10 @@ def read_conll(path: pathlib.Path) -> list[Sentence]:
         if not width:
             width, first = len(cells), number
         if len(cells) != width or not cells[0].strip(" "):
+            comment = any(row[0].startswith("#") for row in (cells, *(blocks[0][2][:1] if blocks else ())))
             raise ValueError(
                 f"{path}:{number}: expected {width} columns, as on line {first}, a word first; "
-                f"found {len(cells)}: {line!r:.200}"
+                f"found {len(cells)}: {line!r:.200}" + comment * " (delete lines that are comments)"
             )
         if width > 1 and not cells[-1].strip():
             raise ValueError(f"{path}:{number}: the last column, the tag, is empty: {line!r:.200}")

@@ -255,8 +255,17 @@ def test_numbers_of_words_are_not_taken_for_the_words(tmp_path):
     path.write_text("1 O\n\n1 O\n")  # a word that is a number
     assert [s.words for s in read_conll(path)] == [("1",), ("1",)]
     path.write_text("# id 1\nEU B-ORG\n")
-    with pytest.raises(ValueError, match="dev.conll:2: expected 3 columns, as on line 1, a word"):
+    with pytest.raises(ValueError, match="dev.conll:2: expected 3 columns, as on line 1, a word.*delete .*comments"):
         read_conll(path)
+
+
+def test_comments_of_data_sets_are_no_words(tmp_path):
+    path = tmp_path / "dev.conll"
+    path.write_text("# newdoc\n# sent_id = 1\nEU _ _ B-ORG\n\n# id 5f-3\tdomain=en\n#\thttp://a.de [2009]\n# NN _ O\n")
+    assert [(s.words, s.tags, s.where) for s in read_conll(path)] == [
+        (("EU",), ("B-ORG",), f"{path}:3"),
+        (("#",), ("O",), f"{path}:7"),
+    ]
 
 
 def test_bad_lines_and_unknown_tags_name_file_and_line(tmp_path):
