@@ -71,9 +71,13 @@ def line_blocks(path: str, start: int = 0) -> Iterator[bytes]:
 
 
 def refuse_other_text(first: bytes, path: str | os.PathLike[str]) -> None:
-    """ValueError where a file begins like UTF-16, UTF-32, something compressed or no text at all."""
+    """ValueError where a file begins like UTF-16, UTF-32, something compressed, a PDF or no text at all."""
     if suffix := next((suffix for beginning, suffix in _BEGINNINGS.items() if first.startswith(beginning)), ""):
         raise ValueError(f"{path} begins like a compressed file: let its name end in {suffix}, or unpack it")
+    if first.startswith((b"%PDF-", b"PK\x03\x04", b"\xd0\xcf\x11\xe0", b"{\\rtf")):
+        raise ValueError(
+            f"{path} is a PDF, an archive or a file of a word processor: save its text as plain UTF-8 text"
+        )
     marked = first.startswith((b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff"))
     # Without a mark: spaces, digits and line ends of UTF-16 have a zero byte, text in UTF-8 none.
     if marked or first.count(0) * 200 > len(first):

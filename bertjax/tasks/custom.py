@@ -128,7 +128,9 @@ class TableTask(TextTask):
                     f"{name!r} is a class beside those that it names; for several labels set head='multilabel'{option}",
                 )
         if len(names) < 2 or not all(map(_NUMBER.fullmatch, names)):
-            return ()
+            many = len(names) > max(MANY_NUMBERS, len(records) // 2)  # such as texts, where columns are swapped
+            said = f"{len(names)} classes in {len(records)} rows: is {self.label!r} the column of labels? "
+            return (said + "The options text and label name the columns",) * many
         by_value = sorted(names, key=lambda name: (float(name), name))
         whole = all(float(name).is_integer() for name in names)
         same = [pair for pair in itertools.pairwise(by_value) if float(pair[0]) == float(pair[1])]

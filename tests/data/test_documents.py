@@ -382,6 +382,13 @@ def test_a_compressed_file_whose_name_does_not_say_so_is_refused_with_the_name_t
         sentences(tmp_path / "a.txt", errors=errors)
 
 
+@pytest.mark.parametrize("beginning", [b"%PDF-1.4", b"PK\x03\x04", b"{\\rtf1"])
+def test_documents_of_other_programs_are_refused_by_what_they_are(tmp_path, beginning):
+    (tmp_path / "a.txt").write_bytes(beginning + b"\n%\xe2\xe3\n")
+    with pytest.raises(ValueError, match=r"a\.txt is a PDF, an archive or .*word processor: save its text"):
+        sentences(tmp_path / "a.txt")
+
+
 def test_a_pipe_or_a_broken_link_among_the_matches_is_refused(tmp_path):
     (tmp_path / "a.txt").write_text("x\n")
     (tmp_path / "link.txt").symlink_to(tmp_path / "gone")

@@ -283,6 +283,14 @@ def test_classes_that_name_other_classes_are_remarked_upon(tmp_path, labels, opt
     assert TableTask(tmp_path, {"train": "a.jsonl"}).read("train").notes == ((said,) if options else ())
 
 
+def test_nearly_as_many_classes_as_rows_are_remarked_upon(tmp_path):
+    for name, rows in (("swapped", 16), ("few", 12)):
+        (tmp_path / f"{name}.csv").write_text("text,label\n" + "".join(f"good,text {i}\n" for i in range(rows)))
+    said = "16 classes in 16 rows: is 'label' the column of labels? The options text and label name the columns"
+    notes = [TableTask(tmp_path, {"train": f"{name}.csv"}).read("train").notes for name in ("swapped", "few")]
+    assert notes == [(said,), ()]
+
+
 @pytest.mark.parametrize("head", ["classification", "multilabel"])
 def test_classes_that_only_capital_letters_tell_apart_are_remarked_upon(tmp_path, head):
     for name, labels in (("a", "yes No no Yes no maybe"), ("b", "yes No")):
