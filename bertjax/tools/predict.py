@@ -115,6 +115,8 @@ def predict(flags: argparse.Namespace, config: Config) -> None:
             stream.flush()
             done = last
         output.close()
+    if out:
+        print(f"{done:,} answers written to {out}", file=sys.stderr)
 
 
 @contextlib.contextmanager

@@ -115,7 +115,7 @@ def test_an_encoder_alone_does_not_remember_the_task_of_its_head(with_tokenizer,
 
 
 def test_the_command_extends_writes_and_compares(with_tokenizer, tmp_path, capsys):
-    (tmp_path / "words.txt").write_text("mouse\n")
+    (tmp_path / "words.txt").write_text("mouse\n\nthe\nmouse\n")
     arguments = [
         f"--from={with_tokenizer}",
         "--to=hf",
@@ -124,7 +124,7 @@ def test_the_command_extends_writes_and_compares(with_tokenizer, tmp_path, capsy
     ]
     main(arguments)
     printed = capsys.readouterr().out
-    assert "1 words added, 38 rows" in printed
+    assert "1 words added (1 were there), 38 rows" in printed
     assert float(printed.split("outputs ")[1]) < 1e-5
     assert json.loads((tmp_path / "out" / "config.json").read_text())["vocab_size"] == 38
     assert load_model(tmp_path / "out").tokenizer.encode("mouse") == [37]

@@ -91,6 +91,7 @@ def test_the_suffix_of_out_says_the_form_and_the_screen_gets_that_of_the_input(m
     }
     run(tmp_path / "in.csv", CSV, f"--out={tmp_path / 'out'}")
     assert (tmp_path / "out").read_text().startswith("id,review,sentiment,prediction")
+    assert f"2 answers written to {tmp_path / 'out'}\n" in capsys.readouterr().err
     run(tmp_path / "in.csv", CSV, f"--out={tmp_path / 'out.jsonl'}")
     lines = (tmp_path / "out.jsonl").read_text().splitlines()
     assert [json.loads(line)["id"] for line in lines] == ["7", "8"]
