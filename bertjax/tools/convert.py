@@ -147,10 +147,9 @@ def convert(
     if max_positions is not None:
         say(f"rows    {max_positions:,} positions, extended by {extend_positions} where there were fewer")
     if add_vocab is not None:
-        words = list(dict.fromkeys(word for line in read_lines(add_vocab) if (word := line.strip())))
+        words = list(filter(str.strip, read_lines(add_vocab)))
         after, added = extend_vocabulary(before, words)
-        known = f" ({len(words) - added:,} were there)" * (added < len(words))
-        say(f"vocab   {added:,} words added{known}, {after.config.vocab_size:,} rows")
+        say(f"vocab   {added:,} of {len(words):,} words added, {after.config.vocab_size:,} rows")
     if target == "stablehlo":
         from bertjax.interop.stablehlo import export_model
 

@@ -124,7 +124,7 @@ def test_the_command_extends_writes_and_compares(with_tokenizer, tmp_path, capsy
     ]
     main(arguments)
     printed = capsys.readouterr().out
-    assert "1 words added (1 were there), 38 rows" in printed
+    assert "1 of 3 words added, 38 rows" in printed
     assert float(printed.split("outputs ")[1]) < 1e-5
     assert json.loads((tmp_path / "out" / "config.json").read_text())["vocab_size"] == 38
     assert load_model(tmp_path / "out").tokenizer.encode("mouse") == [37]

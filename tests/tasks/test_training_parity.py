@@ -118,6 +118,26 @@ class Replayed:
         return x * torch.tensor(np.asarray(mask)) * scale
 
 
+def torch_config(rate, outputs, **more):
+    """A small network of transformers', with this dropout everywhere and so many outputs."""
+    import transformers
+
+    return transformers.BertConfig(
+        vocab_size=64,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=32,
+        hidden_act="gelu",
+        hidden_dropout_prob=rate,
+        attention_probs_dropout_prob=rate,
+        num_labels=outputs,
+        initializer_range=0.1,
+        **more,
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.parity
 @pytest.mark.parametrize("words", ("none", "threefry", "hash"))
@@ -135,21 +155,7 @@ def test_losses_follow_torch_step_by_step(head, words, tmp_path, monkeypatch):
     rate = 0.0 if words == "none" else RATE
     execution = Execution(dropout_words="threefry" if words == "none" else words)
     problem = {"regression": "regression", "multilabel": "multi_label_classification"}
-    config = transformers.BertConfig(
-        vocab_size=64,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=64,
-        max_position_embeddings=32,
-        hidden_act="gelu",
-        hidden_dropout_prob=rate,
-        attention_probs_dropout_prob=rate,
-        num_labels=outputs,
-        problem_type=problem.get(head),
-        initializer_range=0.1,
-        attn_implementation="eager",
-    )
+    config = torch_config(rate, outputs, problem_type=problem.get(head), attn_implementation="eager")
     bert = BertConfig.from_dict(config.to_dict())
     replayed = Replayed(bert, execution)
     monkeypatch.setattr(torch.nn.functional, "dropout", replayed)
@@ -206,18 +212,7 @@ def test_a_whole_training_is_that_of_transformers_trainer(tmp_path):
     from bertjax.interop import load_pretrained_params
 
     torch.manual_seed(0)
-    config = transformers.BertConfig(
-        vocab_size=64,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=64,
-        max_position_embeddings=32,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-        num_labels=5,
-        initializer_range=0.1,
-    )
+    config = torch_config(0.0, 5)
     theirs = transformers.BertForTokenClassification(config)
     theirs.save_pretrained(tmp_path / "model")
     batches = TrainingBatches(made_up_rows("tagging"), 7, seed=0, shapes=[Shape(7, LENGTH)], pad_id=0)
