@@ -10,7 +10,6 @@ values]]. An npz file has `embeddings` [N, H] with --pooling, else `tokens_i` an
 tokens, H] for line i.
 """
 
-import contextlib
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -20,11 +19,11 @@ import numpy as np
 
 from bertjax import embeddings
 from bertjax.formats.files import whole_file
-from bertjax.interop.loading import LoadError, load_model, open_source
+from bertjax.interop.loading import load_model, open_source
 from bertjax.interop.sentence_transformers import POOLINGS
 from bertjax.model.presets import DTYPES, Execution
 from bertjax.tasks.inputs import read_texts
-from bertjax.tasks.make import Remembered, remembered
+from bertjax.tasks.make import remembered
 from bertjax.tools.arguments import file_or_stdin, make_parser, refusals, require_other_file
 
 
@@ -56,9 +55,7 @@ def write_features(flags: Any) -> None:
     if flags.pooling and flags.layers:
         raise ValueError(f"--layers={flags.layers} has no effect with --pooling, which takes the last layer")
     require_other_file(flags.file, flags.out)
-    memory = Remembered()
-    with contextlib.suppress(LoadError):  # load_model says it better
-        memory = remembered(open_source(flags.model).settings, flags.model)
+    memory = remembered(open_source(flags.model).settings, flags.model)
     texts = read_texts(flags.file, flags.columns, memory)
     try:
         layers = [int(index) for index in (flags.layers or "-1").split(",")]
