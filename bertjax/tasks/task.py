@@ -134,12 +134,19 @@ class Task:
         return path
 
     def check_file(self, path: pathlib.Path) -> None:
-        """Raises ValueError, with the setting that fetches the data, if a file of published data is missing."""
-        if self.published and not path.exists():
-            raise ValueError(
-                f"{path} does not exist; --config.task.data={self.published} fetches the task's data by name (pip "
-                "install 'bertjax[datasets]')"
+        """Raises ValueError if the folder is missing; of published data also if the file is, with the setting that
+        fetches them."""
+        folder = pathlib.Path(self.source)
+        missing, remedy = str(path), "name that of the task's files, or a data set as hf:NAME"
+        if not folder.is_dir():
+            missing = f"the folder {folder}"
+        elif not self.published or path.exists():
+            return
+        if self.published:
+            remedy = (
+                f"--config.task.data={self.published} fetches the task's data by name (pip install 'bertjax[datasets]')"
             )
+        raise ValueError(f"{missing} does not exist; {remedy}")
 
     def check_split(self, split: str) -> None:
         """Raises ValueError naming the splits that there are, if this is none of them."""

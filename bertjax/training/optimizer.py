@@ -367,4 +367,5 @@ def check_rules(rules: Rules, paths: Sequence[str] | Mapping[str, Any]) -> None:
         if not any(re.search(pattern, path) for path in paths):
             shown = ", ".join(list(paths)[:5])
             name = f"the rate {value} for" if value else "config.task.freeze:"
-            raise ValueError(f"{name} {pattern!r} matches no parameter path; paths look like: {shown} ...")
+            listed = f'; several patterns are a list, "{tuple(pattern.split(","))}"' * ("," in pattern)
+            raise ValueError(f"{name} {pattern!r} matches no parameter path{listed}; paths look like: {shown} ...")
