@@ -19,6 +19,7 @@ from typing import IO
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 _OPENERS = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 _BEGINNINGS = {b"\x1f\x8b": ".gz", b"BZh91AY&SY": ".bz2", b"\xfd7zXZ": ".xz", b"\x28\xb5\x2f\xfd": ".zst"}
+_MARKUP = (b"<!doctype html", b"<html", b"<?xml", b"<mediawiki")
 # A compressed text may grow to this many bytes, or times its size: no real one grows more.
 _LEAST, _EXPANSION = 1 << 28, 300
 
@@ -71,12 +72,17 @@ def line_blocks(path: str, start: int = 0) -> Iterator[bytes]:
 
 
 def refuse_other_text(first: bytes, path: str | os.PathLike[str]) -> None:
-    """ValueError where a file begins like UTF-16, UTF-32, something compressed, a PDF or no text at all."""
+    """ValueError where a file begins like UTF-16, UTF-32, something compressed, a PDF, a web page or no text at all."""
     if suffix := next((suffix for beginning, suffix in _BEGINNINGS.items() if first.startswith(beginning)), ""):
         raise ValueError(f"{path} begins like a compressed file: let its name end in {suffix}, or unpack it")
     if first.startswith((b"%PDF-", b"PK\x03\x04", b"\xd0\xcf\x11\xe0", b"{\\rtf")):
         raise ValueError(
             f"{path} is a PDF, an archive or a file of a word processor: save its text as plain UTF-8 text"
+        )
+    if first.removeprefix(b"\xef\xbb\xbf").lstrip()[:14].lower().startswith(_MARKUP):
+        raise ValueError(
+            f"{path} is HTML or XML, whose tags are no text: take the text out of it first, as trafilatura does with "
+            "web pages and WikiExtractor with the dumps of Wikipedia"
         )
     marked = first.startswith((b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff"))
     # Without a mark: spaces, digits and line ends of UTF-16 have a zero byte, text in UTF-8 none.
