@@ -54,16 +54,18 @@ class TableTask(TextTask):
             raise ValueError("separator='' cannot separate labels; leave it out for '|'")
         super().__init__(name, head, labels, metric)
         self.source = pathlib.Path(source)
-        self.splits = splits_in(source, files, {split: self._usual(split) for split in ("train", "dev", "test")})
+        usual = {split: self._usual(split) for split in ("train", "dev", "test")}
+        self.splits = splits_in(source, files, {split: names[0] for split, names in usual.items()})
+        self._beside = {} if files else {split: names[1:] for split, names in usual.items()}
         self.text, self.label, self.separator = tuple(text), label, separator
         self.headerless = headerless
         if self.kind_of_head.named and not self.labels:
             self.labels = self._labels_of_train()
 
-    def _usual(self, split: str) -> str:
-        """The file of a split that is not named: SPLIT.csv, or one of another form where there is none."""
+    def _usual(self, split: str) -> list[str]:
+        """The files of a split that is not named, of which the first is read: SPLIT.csv, or of another form."""
         names = [f"{split}{suffix}" for suffix in (".csv", ".tsv", ".jsonl")]
-        return next((name for name in names if (self.source / name).exists()), names[0])
+        return [name for name in names if (self.source / name).exists()] or names[:1]
 
     def _labels_of_train(self) -> tuple[str, ...]:
         split = self.labelled_train()
@@ -106,6 +108,8 @@ class TableTask(TextTask):
         notes = (*self._remarks(records), *self._alike(records)) if labelled else ()
         if self.label not in table.columns:
             notes = (f"{path} has no column {self.label!r}; found {', '.join(table.columns)}",)
+        if others := self._beside.get(split):
+            notes += (f"{path.name} is read, and not {' or '.join(others)} beside it; the option files names others",)
         return Split(split, records, labelled, file_fingerprint(path), notes)
 
     def _remarks(self, records: Sequence[Record]) -> tuple[str, ...]:

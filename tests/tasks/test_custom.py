@@ -52,8 +52,12 @@ def test_files_that_are_not_named_may_be_of_any_form(tmp_path, suffix):
     task = TableTask(tmp_path)
     assert task.labels == ("a", "b")
     assert [record.text_a for split in ("dev", "test") for record in task.read(split).records] == ["x", "y"] * 2
+    assert task.read("dev").notes == ()
     (tmp_path / "dev.csv").write_text("text,label\nz,a\n")
-    assert [record.text_a for record in TableTask(tmp_path).read("dev").records] == ["z"]
+    dev = TableTask(tmp_path).read("dev")
+    assert [record.text_a for record in dev.records] == ["z"]
+    assert dev.notes == (f"dev.csv is read, and not dev.{suffix} beside it; the option files names others",)
+    assert TableTask(tmp_path, {"train": "dev.csv", "dev": "dev.csv"}, labels="ab").read("dev").notes == ()
 
 
 def test_a_label_unknown_to_the_head_is_refused_with_file_and_line(tmp_path):
