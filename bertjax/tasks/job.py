@@ -128,16 +128,17 @@ class TaskJob:
 
 
 def label_shares(task: Task, rows: Rows) -> str:
-    """'not_equivalent 32 %, equivalent 68 %' of the training rows; names alone where rows have several; the most
-    frequent ones where there are many."""
+    """'not_equivalent 32 %, equivalent 68 %' of the training rows; the most frequent ones where there are many."""
     kind = KINDS[task.head]
-    if not kind.class_weights:
+    several = "label_set" in kind.gold_fields
+    if not (kind.class_weights or several):
         return ", ".join(task.labels)
     counts = np.bincount(kind.gold_classes(rows), minlength=len(task.labels))
     order = range(len(counts)) if len(counts) <= 5 else np.argsort(-counts, kind="stable")[:5]
-    shares = [f"{task.labels[i]} {100 * counts[i] / counts.sum():.0f} %" for i in order]
+    total = len(rows) if several else counts.sum()
+    shares = [f"{task.labels[i]} {100 * counts[i] / total:.0f} %" for i in order]
     more = len(counts) - len(shares)
-    return ", ".join(shares) + (f" and {more} more" if more else "")
+    return ", ".join(shares) + (f" and {more} more" if more else "") + " (rows may have several)" * several
 
 
 def prepare_tuner(

@@ -56,7 +56,7 @@ class Kind:
         return losses.cross_entropy(logits, batch[self.classes])
 
     def gold_classes(self, rows: Rows) -> np.ndarray:
-        """The gold classes of all rows (or words), for class weights."""
+        """The gold classes of all rows (or words)."""
         return np.array([row[self.classes] for row in rows])
 
 
@@ -200,6 +200,10 @@ class MultiLabel(TextKind):
         chosen = np.zeros(outputs, np.float32)
         chosen[[index(name) for name in label]] = 1.0
         return {"label_set": chosen}
+
+    def gold_classes(self, rows: Rows) -> np.ndarray:
+        """Each class once for every row that has it."""
+        return np.nonzero([row["label_set"] for row in rows])[1]
 
     def predict(self, logits: np.ndarray) -> np.ndarray:
         return logits >= 0  # a probability of at least one half
