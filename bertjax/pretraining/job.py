@@ -21,14 +21,13 @@ from bertjax.interop import check_pretrained, check_vocabulary, huggingface, loa
 from bertjax.log.logbook import Logbook, counted
 from bertjax.model.heads import pretraining_network, untrained_heads
 from bertjax.model.presets import BertConfig, Execution
-from bertjax.model.size import PRETRAINING_HEADS, bytes_of, flops_per_row, parameter_count
+from bertjax.model.size import PRETRAINING_HEADS, flops_per_row, parameter_count
 from bertjax.pretraining import finish
 from bertjax.pretraining.corpora import open_corpus
 from bertjax.pretraining.objective import PretrainingObjective, make_objective
 from bertjax.process import hardware
 from bertjax.process.agreement import require_same
 from bertjax.process.clock import Clock
-from bertjax.process.hardware import GIB
 from bertjax.run.checkpoint import Checkpoints
 from bertjax.run.run import Line, check_export, clock_of, run
 from bertjax.run.workdir import RECORD, goes_on_with, step_to_resume, with_its_origin, write_records
@@ -163,7 +162,9 @@ class PretrainingJob:
         if corpus.masked:
             objective = dataclasses.replace(objective, masking=None)
             predictions = batches.empty()["mlm_positions"].shape[1]
-        self._check_memory(phase, predictions)
+        shape = phase.rows, length, predictions
+        remat = self.execution.remat
+        self.remarks += sharding.check_memory(self.model_config, shape, self.mesh, config.accumulation, remat)
 
         def stream(first_step: int) -> Iterator[Batch]:
             return prefetch(batches, first_step, buffer=config.data.prefetch, workers=config.data.workers)
@@ -188,28 +189,6 @@ class PretrainingJob:
             masking = MaskingSpec.of(config, tokenizer, length, 1, config.eval.masking_rate or None)
             objective = dataclasses.replace(objective, masking=masking)
         self.evaluations.append(Evaluation(objective, corpus.heldout(length, rows), corpus.others(length, rows)))
-
-    def _check_memory(self, phase: PhaseSettings, predictions: int) -> None:
-        """Remarks that the steps of a phase take more memory of CPU devices than is free; ValueError for far more than
-        there is. Of what XLA takes there the arithmetic finds a quarter or more; Linux would end the process.
-        """
-        mesh, execution = self.mesh, self.execution
-        if execution.platform != "cpu":
-            return
-        shape = phase.rows, phase.length, predictions
-        split = mesh.size, mesh.shape["fsdp"], mesh.shape["tensor"], self.config.accumulation
-        device = bytes_of(self.model_config, shape, split, execution.remat, fused=False)
-        wanted, free = len(mesh.local_devices) * device / GIB, hardware.free_bytes() / GIB
-        there = hardware.free_bytes(lines="MemTotal|SwapTotal") / GIB
-        told = (
-            f"a step of {phase.rows} x {phase.length} tokens takes {wanted:.1f} GiB or more, and this machine has "
-            f"{there:.1f}, of which {free:.1f} are free: take fewer rows at once, by --config.accumulation=N or a "
-            "smaller --config.batch_size"
-        )
-        if wanted > 2 * there:
-            raise ValueError(told)
-        if wanted > free:
-            self.remarks.append(told)
 
     def _check_vocabulary_there(self) -> None:
         """Raises ValueError where the run would write over a vocabulary of the user's.

@@ -181,23 +181,23 @@ def device_bytes(device: jax.Device | None = None) -> int | None:
 
 def local_device_bytes() -> int | None:
     """Memory of a device of this machine, if known: of CPU devices, their share of what is free."""
-    return free_bytes() // jax.device_count() if jax.default_backend() == "cpu" else device_bytes()
+    return host_bytes()[0] // jax.device_count() if jax.default_backend() == "cpu" else device_bytes()
 
 
-def free_bytes(
-    meminfo: str = "/proc/meminfo", limit: str = "/sys/fs/cgroup/memory.max", lines: str = "MemAvailable"
-) -> int:
-    """Memory that a process can take before the machine swaps; without these files, all of it.
+def host_bytes(meminfo: str = "/proc/meminfo", limit: str = "/sys/fs/cgroup/memory.max") -> tuple[int, int]:
+    """(free, all): what a process can take before the machine swaps, and all there is, with swap.
 
-    lines: of `meminfo`, which add up; 'MemTotal|SwapTotal' is all that there is.
+    Without these files both are the memory of the machine.
     """
-    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    lines = {"MemAvailable": most // 1024, "MemTotal": most // 1024}
     with contextlib.suppress(OSError):
-        if found := re.findall(rf"(?m)^(?:{lines}): +(\d+) kB", pathlib.Path(meminfo).read_text()):
-            free = 1024 * sum(map(int, found))
+        lines |= {name: int(kb) for name, kb in re.findall(r"(?m)^(\w+): +(\d+) kB", pathlib.Path(meminfo).read_text())}
+    free, there = 1024 * lines["MemAvailable"], 1024 * (lines["MemTotal"] + lines.get("SwapTotal", 0))
     with contextlib.suppress(OSError, ValueError):  # it says 'max' where there is no limit
-        free = min(free, int(pathlib.Path(limit).read_text()))
-    return free
+        most = int(pathlib.Path(limit).read_text())
+        free, there = min(free, most), min(there, most)
+    return free, there
 
 
 def prng_implementation(name: str, platform: str) -> str:

@@ -280,8 +280,8 @@ class FineTuner:
           checkpoints: an interrupted training goes on from them.
         """
         training, started = Training(self, settings), time.monotonic()
-        if training.idle_patience:
-            log.warning(training.idle_patience)
+        for remark in training.remarks:
+            log.warning(remark)
         state = training.start(checkpoints)
         step, total = int(state.step), training.phases[-1].until_step
         clock = Clock(total, checkpoints.metrics(step) if step else None, started)
@@ -305,6 +305,7 @@ class Training:
 
     Attributes:
       config: those of Trainer.fit: an evaluation so many times an epoch, each of which is saved.
+      remarks: what does not go with the data or this machine.
       best: the best evaluation so far, once `start` was called.
     """
 
@@ -325,19 +326,21 @@ class Training:
         tokens = settings.batch_size * int(np.mean([row_length(row) for row in batches.features]))
         self.phases = [Phase(steps, tuner.objective, stream, tokens)]
         self.warmup_steps = int(settings.task.warmup * steps)
-        self.evaluations = -(-steps // every)
+        self.remarks: list[str] = []
+        recipe, evaluations = settings.task, -(-steps // every)
+        # The first evaluation is the best so far, the last ends the run anyway.
+        if recipe.early_stopping and evaluations < (needed := recipe.early_stopping + 2):
+            self.remarks.append(
+                f"task.early_stopping={recipe.early_stopping} can only shorten a run of {needed} evaluations or more, "
+                f"and this one has {evaluations}: raise task.epochs or task.evaluations_per_epoch"
+            )
+        if not (recipe.freeze or recipe.feature_layers):  # what is frozen keeps little for a backward pass
+            largest, ids = batches.shapes[-1], batches.features[0]["input_ids"]
+            choices = len(ids) if isinstance(ids, list) else 1
+            shape = largest.rows * choices, largest.length, 0
+            remat, split = settings.execution.remat, (tuner.mesh, settings.accumulation)
+            self.remarks += sharding.check_memory(tuner.model_config, shape, *split, remat)
         self.best: Best | None = None
-
-    @property
-    def idle_patience(self) -> str:
-        """The note for a config.task.early_stopping that cannot end the training before its last step; else ''."""
-        patience, needed = self.config.task.early_stopping, self.config.task.early_stopping + 2
-        if not patience or self.evaluations >= needed:  # the first is the best so far, the last ends the run anyway
-            return ""
-        return (
-            f"task.early_stopping={patience} can only shorten a run of {needed} evaluations or more, and this one has "
-            f"{self.evaluations}: raise task.epochs or task.evaluations_per_epoch"
-        )
 
     def start(self, checkpoints: Checkpoints | None = None) -> TrainState:
         """The newest state of the checkpoints; without one, weights to start from with a head drawn from the seed."""

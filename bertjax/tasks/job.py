@@ -90,8 +90,7 @@ class TaskJob:
             lines.append(("labels", label_shares(task, splits["train"][1])))
         for name, (split, _) in splits.items():
             lines += [("note", f"{name}: {note}") for note in split.notes]
-        if self.training.idle_patience:
-            lines.append(("note", self.training.idle_patience))
+        lines += [("note", remark) for remark in self.training.remarks]
         if task.dropped:
             lines.append(("note", f"{task.dropped:,} training answers are not in their passage: left out"))
         limit = config.task.max_length

@@ -16,7 +16,11 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from bertjax.config import MeshSettings
 from bertjax.model.mesh import BATCH_AXES
+from bertjax.model.presets import BertConfig
+from bertjax.model.size import bytes_of
+from bertjax.process import hardware
 from bertjax.process.clock import reach
+from bertjax.process.hardware import GIB
 
 P = PartitionSpec
 AXES = ("data", "fsdp", "tensor")
@@ -197,3 +201,31 @@ def check_batch(batch_size: int, mesh: Mesh, accumulation: int = 1, name: str = 
             f"(data={mesh.shape['data']} x fsdp={mesh.shape['fsdp']}) x accumulation="
             f"{accumulation}: it must be a multiple of {unit}; next valid: {nearest}"
         )
+
+
+def check_memory(
+    model: BertConfig, shape: tuple[int, int, int], mesh: Mesh, accumulation: int, remat: str
+) -> list[str]:
+    """Remarks on steps that take more memory than is free; ValueError for far more than there is.
+
+    Of what XLA takes of a CPU the arithmetic finds a quarter or more, and Linux would end the process. Kernels of other
+    devices keep less than it counts: two thirds.
+
+    Args:
+      shape: rows of the global batch, T, P, as of bytes_of.
+    """
+    (rows, length, _), devices = shape, mesh.local_devices
+    split = mesh.size, mesh.shape["fsdp"], mesh.shape["tensor"], accumulation
+    if cpu := devices[0].platform == "cpu":
+        free, there = hardware.host_bytes()
+    else:
+        free = there = len(devices) * (hardware.device_bytes(devices[0]) or math.inf)
+    wanted = len(devices) * bytes_of(model, shape, split, remat, fused=not cpu) * (1 if cpu else 2 / 3)
+    told = (
+        f"a step of {rows} x {length} tokens takes {wanted / GIB:.1f} GiB or more, and this machine has "
+        f"{there / GIB:.1f}, of which {free / GIB:.1f} are free: take fewer rows at once, by --config.accumulation=N "
+        "or a smaller --config.batch_size"
+    )
+    if wanted > 2 * there:
+        raise ValueError(told)
+    return [told] * (wanted > free)

@@ -81,7 +81,7 @@ def test_batch_that_the_devices_cannot_split_is_refused_with_valid_sizes(config,
 def test_a_step_that_does_not_fit_the_memory_of_a_cpu_is_told_before_it_is_compiled(
     config, tmp_path, monkeypatch, free, there, refused
 ):
-    monkeypatch.setattr(hardware, "free_bytes", lambda lines="MemAvailable": free if lines == "MemAvailable" else there)
+    monkeypatch.setattr(hardware, "host_bytes", lambda: (free, there))
     told = "a step of 16 x 32 tokens takes .* GiB or more, .*: take fewer rows at once, by --config.accumulation=N"
     with pytest.raises(ValueError, match=told) if refused else contextlib.nullcontext():
         warned = [

@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import re
+from types import SimpleNamespace
 from unittest import mock
 
 import jax
@@ -13,6 +15,7 @@ from bertjax.interop import LoadError, open_source
 from bertjax.interop.huggingface import write_directory
 from bertjax.model.heads import BertModel, shared_init
 from bertjax.model.presets import BertConfig
+from bertjax.process import hardware
 from bertjax.run.checkpoint import Checkpoints
 from bertjax.run.run import summary
 from bertjax.tasks import job
@@ -91,6 +94,13 @@ def test_the_start_up_screen_says_what_will_be_learnt_from_what(start, data):
     assert "100% of training rows fill task.max_length=6: longer texts are cut" in summary(prepared, 0)
 
 
+def test_the_shares_of_labels_of_which_rows_may_have_several_are_of_the_rows():
+    task = SimpleNamespace(head="multilabel", labels=("rude", "loud"))
+    rows = [{"label_set": np.float32(row)} for row in ((1, 1), (1, 0), (1, 0), (0, 0))]
+    assert job.label_shares(task, rows) == "rude 75 %, loud 25 % (rows may have several)"
+    assert job.label_shares(task, rows[3:]) == "rude 0 %, loud 0 % (rows may have several)"
+
+
 def test_early_stopping_that_cannot_come_before_the_end_is_told_at_the_start(start, data):
     """The first evaluation is the best so far, and after the last nothing is left to save."""
 
@@ -104,6 +114,24 @@ def test_early_stopping_that_cannot_come_before_the_end_is_told_at_the_start(sta
     for patience, epochs in ((2, 4), (1, 3), (0, 1)):
         assert "task.early_stopping" not in screen(patience, epochs)
     assert "task.early_stopping" not in screen(2, 3, evaluations_per_epoch=2)
+
+
+@pytest.mark.parametrize("free, there, refused", [(1e9, 1e9, False), (1e4, 1e9, False), (1e4, 1e4, True)])
+def test_a_fine_tuning_step_that_does_not_fit_the_memory_is_told_before_it_is_compiled(
+    start, data, monkeypatch, free, there, refused
+):
+    monkeypatch.setattr(hardware, "host_bytes", lambda: (free, there))
+    tuner = job.prepare_tuner(table(data), start, run_of(1e-3, 16, 3), mesh=one_device())
+    told = "a step of 16 x 16 tokens takes .* GiB or more, .*: take fewer rows at once, by --config.accumulation=N"
+    with pytest.raises(ValueError, match=told) if refused else contextlib.nullcontext():
+        notes = [text for name, text in job.prepare_run(tuner, data / "run").facts() if name == "note"]
+        assert [bool(re.match(told, text)) for text in notes] == [True] * (free < there)
+
+
+def test_what_is_frozen_needs_no_memory_for_a_backward_pass(start, data, monkeypatch):
+    monkeypatch.setattr(hardware, "host_bytes", lambda: (1e4, 1e4))
+    frozen = run_of(1e-3, 16, 3).replace({"task.freeze": ("^encoder/",)})
+    job.prepare_run(job.prepare_tuner(table(data), start, frozen, mesh=one_device()), data / "run")
 
 
 @pytest.mark.slow
@@ -307,6 +335,7 @@ def test_what_cannot_work_is_refused_before_anything_compiles(start, data, tmp_p
         job.prepare_run(job.prepare_tuner(table(data), start, SETTINGS, mesh=one_device()), tmp_path / "pretraining")
     for settings, words in (
         ({"freeze": ("encoder/layer_9",)}, "layer_9"),
+        ({"freeze": ("embeddings/,layer_0/",)}, r"several patterns are a list, \"\('embeddings/', 'layer_0/'\)\""),
         ({"freeze": ("^enc", "head|pool|class")}, "leaves no parameter to train"),
         ({"class_weights": (("bda", 2.0),)}, r"class_weights: \['bda'\] are not among the labels \['bad', 'good'\]"),
         ({"class_weights": (("good", 0), ("bad", 0))}, "class_weights are 0 for every label"),
@@ -324,8 +353,10 @@ def test_what_cannot_work_is_refused_before_anything_compiles(start, data, tmp_p
         job.make_task("squad1.1", data, {"colour": 1})
     with pytest.raises(ValueError, match="'table' has no option 'lable'. Did you mean 'label'"):
         job.make_task("table", data, {"lable": "y"})
-    with pytest.raises(ValueError, match="task 'table': .*train.csv does not exist; .* files={'train'"):
-        job.make_task("table", str(tmp_path / "empty"))
+    with pytest.raises(ValueError, match="the folder .*/nowhere does not exist; name that of the task's files, or"):
+        job.make_task("table", str(tmp_path / "nowhere"))
+    with pytest.raises(ValueError, match="the folder .*/nowhere does not exist; --config.task.data=hf:nyu-mll/glue"):
+        job.make_task("mrpc", str(tmp_path / "nowhere")).read("train")
 
 
 def test_a_head_goes_on_for_the_same_names_and_is_drawn_anew_for_others(data, tmp_path, caplog):

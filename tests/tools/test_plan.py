@@ -413,11 +413,10 @@ def test_cpu_devices_share_the_memory_that_is_free(tmp_path, monkeypatch):
     (tmp_path / "container").write_text("5000\n")
     files = [str(tmp_path / name) for name in ("meminfo", "none", "container", "absent")]
     meminfo, none, container, absent = files
-    assert hardware.free_bytes(meminfo, none) == hardware.free_bytes(meminfo, absent) == 800 * 1024
-    assert hardware.free_bytes(meminfo, container) == hardware.free_bytes(absent, container) == 5000
-    assert hardware.free_bytes(absent, absent) == machine
-    assert hardware.free_bytes(meminfo, absent, "MemTotal|SwapTotal") == 9500 * 1024
-    monkeypatch.setattr(hardware, "free_bytes", lambda: 8000)
+    assert hardware.host_bytes(meminfo, none) == hardware.host_bytes(meminfo, absent) == (800 * 1024, 9500 * 1024)
+    assert hardware.host_bytes(meminfo, container) == hardware.host_bytes(absent, container) == (5000, 5000)
+    assert hardware.host_bytes(absent, absent) == (machine, machine)
+    monkeypatch.setattr(hardware, "host_bytes", lambda: (8000, 9000))
     assert hardware.local_device_bytes() == 1000  # tests run on 8 forced devices
 
 
