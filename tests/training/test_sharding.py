@@ -1,7 +1,9 @@
 """The mesh, the table of partition rules, and what must not depend on either."""
 
+import contextlib
 import functools
 import re
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -12,14 +14,16 @@ from jax.sharding import PartitionSpec as P
 from bertjax.config import OptimizerSettings
 from bertjax.model.encoder import BertEncoder
 from bertjax.model.heads import BertForPreTraining, init_params
-from bertjax.model.presets import BertConfig, Execution
+from bertjax.model.presets import PRESETS, BertConfig, Execution
 from bertjax.pretraining.objective import PretrainingObjective
+from bertjax.process import hardware
 from bertjax.tools.plan import hlo
 from bertjax.training.optimizer import make_optimizer
 from bertjax.training.sharding import (
     batch_sharding,
     batch_slice,
     check_batch,
+    check_memory,
     choose_fsdp,
     make_mesh,
     partition_spec,
@@ -233,3 +237,16 @@ def test_gradients_of_the_word_table_are_added_up_over_devices_once(sizes, sums)
     ]  # of combined ones, all
     gathered = ["all-gather [8192,32]"] if sizes[1] > 1 else []
     assert sorted(found) == sorted(gathered + sums)
+
+
+@pytest.mark.parametrize("rows, refused", [(160, False), (640, True)])
+def test_steps_of_a_gpu_are_refused_only_where_half_of_what_the_arithmetic_finds_does_not_fit(
+    monkeypatch, rows, refused
+):
+    """Its kernels keep less than the arithmetic counts: large, 32 rows of 512, takes 18.4 GB, and it finds 27.7."""
+    monkeypatch.setattr(hardware, "device_bytes", lambda device: 75e9)
+    shape = {"data": 1, "fsdp": 1, "tensor": 1}
+    mesh = SimpleNamespace(local_devices=[SimpleNamespace(platform="gpu")], size=1, shape=shape)
+    told = "a step of 640 x 512 tokens takes 2.* GiB or more, and this machine has 69.8, .*accumulation=N"
+    with pytest.raises(ValueError, match=told) if refused else contextlib.nullcontext():
+        assert check_memory(PRESETS["large"], (rows, 512, 77), mesh, 1, "none") == []
