@@ -17,6 +17,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--output", metavar="FILE", help=text)
     flags = parser.parse_args(arguments)
     with refusals("report"):
+        if flags.output and not flags.output.lower().endswith((".html", ".htm")):  # it may be a file of another kind
+            raise ValueError(f"--output={flags.output} must end in .html")
         print(write_report(flags.runs, flags.output))
 
 

@@ -116,6 +116,14 @@ def test_a_comparison_leaves_the_report_of_its_first_run(tmp_path, capsys):
     assert (tmp_path / "a" / "report.html").read_text() == own and not (tmp_path / "b" / "report.html").exists()
 
 
+def test_a_report_does_not_take_the_place_of_a_file_of_another_kind(tmp_path):
+    run = make_run(tmp_path / "a")
+    before = (run / "metrics.jsonl").read_bytes()
+    with pytest.raises(SystemExit, match=r"metrics\.jsonl must end in \.html"):
+        report.main([str(run), "--output", str(run / "metrics.jsonl")])
+    assert (run / "metrics.jsonl").read_bytes() == before
+
+
 def test_a_pre_training_run_stands_beside_a_fine_tuning_run(tmp_path):
     runs = [make_run(tmp_path / "a"), make_run(tmp_path / "b")]
     gold = {"texts": ["x"], "gold": "yes", "predicted": "no", "right": False}
