@@ -148,6 +148,8 @@ def convert(
         say(f"rows    {max_positions:,} positions, extended by {extend_positions} where there were fewer")
     if add_vocab is not None:
         words = list(filter(str.strip, read_lines(add_vocab)))
+        if not words:
+            raise ValueError(f"--add_vocab={add_vocab} holds no word")
         after, added = extend_vocabulary(before, words)
         say(f"vocab   {added:,} of {len(words):,} words added, {after.config.vocab_size:,} rows")
     if target == "stablehlo":
@@ -190,12 +192,13 @@ def _check_replaceable(out: Path, overwrite: bool) -> None:
     """Before a model is read: FileExistsError where `out` is not empty and must not be replaced; ValueError for a file,
     or a directory that holds more than a model: --overwrite would delete it."""
     held = {path.name for path in out.iterdir()} if out.is_dir() else {""} if out.exists() else set()
-    kept = "checkpoints" in held or not held & {"config.json", "export.json"}
+    inside = [name for name in held if (out / name).is_dir() and not name[:1].isdigit()]  # 1_Pooling is of a model
+    kept = bool(inside) or not held & {"config.json", "export.json"}
     if held and not overwrite:
         instead = "" if kept else ", or replace it by --overwrite"
         raise FileExistsError(f"{out} exists and is not empty; choose another --out{instead}")
     if held and kept:
-        what = "a run" if "checkpoints" in held else "no model"
+        what = "a run" if "checkpoints" in held else f"the folder {min(inside)}" if inside else "no model"
         raise ValueError(f"{out} holds {what}, and --overwrite would delete all of it; choose another --out")
 
 

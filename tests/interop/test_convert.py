@@ -146,6 +146,15 @@ def test_overwriting_replaces_a_model_and_neither_a_run_nor_other_files(with_tok
         main([f"--from={with_tokenizer}", f"--out={tmp_path / 'home/letter.txt'}", "--overwrite"])
     for to in ("hf", "stablehlo", "hf"):
         main([f"--from={with_tokenizer}", f"--out={tmp_path / 'model'}", f"--to={to}", "--overwrite"])
+    main([f"--from={with_tokenizer}", f"--out={tmp_path / 'model/exported'}"])
+    with pytest.raises(SystemExit, match="model holds the folder exported, and --overwrite would delete all of it"):
+        main([f"--from={with_tokenizer}", f"--out={tmp_path / 'model'}", "--overwrite"])
+
+
+def test_a_file_without_words_to_add_is_refused_as_such(with_tokenizer, tmp_path):
+    (tmp_path / "words.txt").write_text("\n \n")
+    with pytest.raises(SystemExit, match=r"words\.txt holds no word"):
+        main([f"--from={with_tokenizer}", f"--out={tmp_path / 'out'}", f"--add_vocab={tmp_path / 'words.txt'}"])
 
 
 @pytest.mark.parametrize("to", ["hf", "stablehlo"])
