@@ -74,9 +74,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 f"bertjax.tools.convert --from={flags.workdir}/best --push={config.export.push}"
             )
     from bertjax.formats.checkpoint import CheckpointError
+    from bertjax.process.preemption import Preempted
 
-    with refusals("sweep", 1, CheckpointError):
-        print(run(config, search, range(flags.seeds), flags.workdir.expanduser()))
+    try:
+        with refusals("sweep", 1, CheckpointError):
+            print(run(config, search, range(flags.seeds), flags.workdir.expanduser()))
+    except Preempted as stopped:
+        print(f"stopped by {stopped.reason}; the same command goes on with the runs that are missing", file=sys.stderr)
+        raise
 
 
 def searched(flags: Any) -> dict[str, list[Any]]:

@@ -10,6 +10,7 @@ from etils import epath
 
 from bertjax.config import finetune_config, frozen
 from bertjax.formats.checkpoint import CheckpointError
+from bertjax.process.preemption import Preempted
 from bertjax.run.workdir import step_to_resume
 from bertjax.tasks import metrics, sweep
 from bertjax.tasks.finetune import NoFiniteScore
@@ -211,3 +212,14 @@ def test_a_search_is_not_pushed_and_says_how_its_best_model_is(capsys):
         tool.main(["--task=mrpc", "--data=d", "--init_from=m", "--workdir=w", "--config.export.push=me/best"])
     assert left.value.code == 2
     assert "python -m bertjax.tools.convert --from=w/best --push=me/best" in capsys.readouterr().err
+
+
+def test_a_search_that_is_stopped_says_so_and_how_it_goes_on(monkeypatch, capsys):
+    def run(*_):
+        raise Preempted(3, "SIGINT")
+
+    monkeypatch.setattr(tool, "run", run)
+    with pytest.raises(Preempted):
+        tool.main(["--task=mrpc", "--data=d", "--init_from=m", "--workdir=w"])
+    said = "stopped by SIGINT; the same command goes on with the runs that are missing\n"
+    assert capsys.readouterr().err == said
