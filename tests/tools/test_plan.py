@@ -428,11 +428,12 @@ def test_what_is_hopeless_for_this_machine_is_refused_before_it_is_compiled(tmp_
     assert not list(tmp_path.iterdir())
 
 
-def test_bad_command_lines_are_one_message():
+def test_bad_command_lines_are_one_message(tmp_path):
     config = str(ROOT / "configs/demo.py")
     for arguments, words in [
         (("--topology=v5e:4x4",), "no experiment"),
         (("--config", config, "--topology=v9:1x1"), "valid are"),
+        (("--config", config, f"--json={tmp_path}"), "is a directory; name a file in it"),  # before it compiles
         (("--config", config, "--config.lerning_rate=1"), "Did you mean"),
     ]:
         done = plan(*arguments)

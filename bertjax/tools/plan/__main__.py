@@ -11,6 +11,7 @@ should fit by arithmetic, and ranks them; with --quick it tells what fits, but n
 remat policies is the fastest. Exit code 1: it does not fit.
 """
 
+import contextlib
 import json
 import os
 import pathlib
@@ -18,6 +19,7 @@ import sys
 from collections.abc import Sequence
 from importlib import metadata
 
+from bertjax.formats.files import whole_file
 from bertjax.tools.arguments import add_boolean, add_settings, make_parser, refusals
 
 # A process that compiles for TPUs that it does not have.
@@ -64,7 +66,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if piece is not None:
             compilation.check_libtpu()
         how = config, piece, flags.cache.expanduser(), flags.quick
-        found = plans.search(*how, flags.candidates) if flags.search else [plans.make_plan(*how)]
+        with whole_file(flags.json) if flags.json else contextlib.nullcontext() as numbers:  # minutes before it is full
+            found = plans.search(*how, flags.candidates) if flags.search else [plans.make_plan(*how)]
+            if numbers:
+                json.dump([*map(plans.numbers, found)], numbers, indent=1)
         best = found[0]
         versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("jax", *(["libtpu"] if piece else [])))
         print("\n" + plans.heading(flags.files[-1], piece, best.stages[0], versions))
@@ -74,8 +79,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print("\n" + plans.recipe_text(best.stages, config.budget_minutes))
         if flags.search:
             print("\n" + plans.ranking(found))
-        if flags.json:
-            flags.json.write_text(json.dumps([*map(plans.numbers, found)], indent=1))
         if best.unfit is not None:
             print("\nit does not fit. Try, in this order (or --search):")
             print("\n".join(f"  {remedy}" for remedy in plans.remedies(best.unfit)))
