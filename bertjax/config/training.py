@@ -73,7 +73,7 @@ class ExecutionSettings:
     remat: str = setting(
         "none",
         "what the backward pass recomputes: none = nothing; dots = all but matrix products and attention; minimal = "
-        "all but two arrays a layer; full = all but a layer's input",
+        "all but two arrays a layer; full = all but a layer's input. On a CPU it saves memory with layers=scan only",
         REMAT_POLICIES,
     )
     prng: str = setting("auto", "random bits: threefry2x32 or rbg; auto = rbg on TPU", ("auto", "threefry2x32", "rbg"))
