@@ -59,10 +59,16 @@ def open_bytes(path: str) -> Iterator[IO[bytes]]:
 
 
 def line_blocks(path: str, start: int = 0) -> Iterator[bytes]:
-    """A text file's plain bytes from `start` on, in blocks, with line feeds where its lines end in carriage returns."""
+    """The plain bytes of a text of a corpus from `start` on, in blocks, with line feeds where its lines end in carriage
+    returns. ValueError as of `refuse_other_text`, and for a page of the web or a dump of a wiki."""
     with open_bytes(path) as file:
         first = file.read(1 << 16)
     refuse_other_text(first, path)
+    if first.removeprefix(b"\xef\xbb\xbf").lstrip()[:14].lower().startswith(_MARKUP):
+        raise ValueError(
+            f"{path} is HTML or XML, whose tags would be words: take the text out of it first, as trafilatura does "
+            "with web pages and WikiExtractor with dumps of Wikipedia; to learn the tags, write pages as JSON lines"
+        )
     returns = b"\r" in first[:-1] and b"\n" not in first
     with open_bytes(path) as file:
         if start:  # not every compressed file can be sought in
@@ -72,17 +78,12 @@ def line_blocks(path: str, start: int = 0) -> Iterator[bytes]:
 
 
 def refuse_other_text(first: bytes, path: str | os.PathLike[str]) -> None:
-    """ValueError where a file begins like UTF-16, UTF-32, something compressed, a PDF, a web page or no text at all."""
+    """ValueError where a file begins like UTF-16, UTF-32, something compressed, a PDF or no text at all."""
     if suffix := next((suffix for beginning, suffix in _BEGINNINGS.items() if first.startswith(beginning)), ""):
         raise ValueError(f"{path} begins like a compressed file: let its name end in {suffix}, or unpack it")
     if first.startswith((b"%PDF-", b"PK\x03\x04", b"\xd0\xcf\x11\xe0", b"{\\rtf")):
         raise ValueError(
             f"{path} is a PDF, an archive or a file of a word processor: save its text as plain UTF-8 text"
-        )
-    if first.removeprefix(b"\xef\xbb\xbf").lstrip()[:14].lower().startswith(_MARKUP):
-        raise ValueError(
-            f"{path} is HTML or XML, whose tags are no text: take the text out of it first, as trafilatura does with "
-            "web pages and WikiExtractor with the dumps of Wikipedia"
         )
     marked = first.startswith((b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff"))
     # Without a mark: spaces, digits and line ends of UTF-16 have a zero byte, text in UTF-8 none.
