@@ -151,6 +151,10 @@ def _likeliest(loaded: LoadedModel, logits: np.ndarray, top_k: int) -> list[Fill
     return [Filling(tokenizer.readable(i), float(probabilities[i]), i) for i in best.tolist()]
 
 
+def _is_pair(given: object) -> bool:
+    return isinstance(given, tuple) and len(given) == 2 and all(isinstance(text, str) for text in given)
+
+
 @overload
 def next_sentence(model: Model, pairs: tuple[str, str], batch_size: int = 32) -> float: ...
 @overload
@@ -169,7 +173,7 @@ def next_sentence(
             "the model was pre-trained without next sentences (data.nsp=False; untrained_heads in its config.json), so "
             "its answers would mean nothing: fine-tune it on pairs of texts, or pre-train with --config.data.nsp=True"
         )
-    if isinstance(pairs, tuple) and len(pairs) == 2 and all(isinstance(x, str) for x in pairs):
+    if _is_pair(pairs):
         return next_sentence(loaded, [pairs], batch_size)[0]
     takes = "next-sentence prediction", "[(first, second)], or one pair"
     rows = make_rows(loaded, [tuple(listed(pair, *takes)) for pair in listed(pairs, *takes)])
@@ -177,22 +181,22 @@ def next_sentence(
 
 
 @overload
-def classify(model: Model, texts: str, batch_size: int = 32) -> dict[str, float]: ...
+def classify(model: Model, texts: str | tuple[str, str], batch_size: int = 32) -> dict[str, float]: ...
 @overload
 def classify(model: Model, texts: Iterable[str | tuple[str, str]], batch_size: int = 32) -> list[dict[str, float]]: ...
 def classify(
     model: Model, texts: str | Iterable[str | tuple[str, str]], batch_size: int = 32
 ) -> dict[str, float] | list[dict[str, float]]:
-    """{label: probability} of a text, or of each text or pair of a list.
+    """{label: probability} of a text or pair, or of each of a list. A tuple of two strings is a pair.
 
     The probabilities of a text add up to 1. Where config.json has problem_type multi_label_classification, each label
     has a probability of its own; for a regression (one label, or problem_type regression) the value is the number
     itself. A text longer than the rows of the fine-tuning, or than the model's positions, is cut.
     """
     loaded = opened(model, "sequence-classification", heads.BertForSequenceClassification, purpose="classification")
-    if isinstance(texts, str):
+    if isinstance(texts, str) or _is_pair(texts):
         return classify(loaded, [texts], batch_size)[0]
-    texts = listed(texts, "classification", "[text], or one text")
+    texts = listed(texts, "classification", "[text] or [(first, second)], or one of them")
     if not texts:
         return []
     values = np.stack(run(loaded, make_rows(loaded, texts, _window(loaded)), batch_size))

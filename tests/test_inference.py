@@ -185,7 +185,9 @@ def test_rows_of_many_texts_are_those_of_each(pretrained, monkeypatch, many):
 def test_tags_and_classes_and_answers(directory):
     tags = inference.tag_words(head(directory, "token-classification"), [["the", "cats", "sat"], ["mat"] * 20, []])
     assert [len(t) for t in tags] == [3, 20, 0]
-    classes = inference.classify(head(directory, "sequence-classification"), ["the cat", ("the cat", "sat")])
+    classifier = head(directory, "sequence-classification")
+    classes = inference.classify(classifier, ["the cat", ("the cat", "sat")])
+    assert inference.classify(classifier, ("the cat", "sat")) == pytest.approx(classes[1])  # one pair, not two texts
     assert [sum(c.values()) for c in classes] == pytest.approx([1, 1])
     context = "the cats sat on the mat . " * 4
     answer = inference.answer(head(directory, "question-answering"), "the cat", context, stride=4)

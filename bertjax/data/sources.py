@@ -151,7 +151,7 @@ def _matches(pattern: str) -> Iterator[str]:
 
 
 def detect_format(path: str) -> str:
-    """The format of one file by its name, else by its first bytes. ValueError for a table, whose lines are no text."""
+    """The format of one file by its name, else by its first bytes. ValueError for a table or markup: no text."""
     if is_name(path):
         return path.partition(":")[0]
     name = plain_name(path)
@@ -168,6 +168,11 @@ def detect_format(path: str) -> str:
         beginning = file.read(64).removeprefix(BOM).lstrip()
     if beginning.startswith(b"<doc "):
         return "wikiextractor"
+    if beginning.lower().startswith((b"<mediawiki", b"<?xml", b"<!doctype html", b"<html")):
+        raise ValueError(
+            f"{path} is XML or HTML, whose tags would be taken as words: extract its text first (WikiExtractor does "
+            "it for a dump of Wikipedia), or say --format=text"
+        )
     return "jsonl" if re.match(rb'\{\s*"', beginning) else "text"
 
 

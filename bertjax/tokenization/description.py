@@ -142,7 +142,7 @@ def of_vocab(pieces: list[str], stored: Mapping[str, Any], source: Path) -> dict
         "normalizer": {
             "type": "BertNormalizer",
             "clean_text": True,
-            "handle_chinese_chars": True,
+            "handle_chinese_chars": None,
             "strip_accents": None,
             "lowercase": None,
         },

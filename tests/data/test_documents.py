@@ -95,6 +95,15 @@ def test_a_table_is_no_corpus_unless_it_is_said(tmp_path, name):
     assert [document.sentences for document in read_documents([str(path)], "text")] == [["a b"]]
 
 
+@pytest.mark.parametrize("markup", ["<mediawiki x=''>", "\ufeff<?xml version='1.0'?>", "\n<!DOCTYPE HTML>", "<html>"])
+def test_a_dump_or_a_web_page_is_no_corpus_unless_it_is_said(tmp_path, markup):
+    path = tmp_path / "enwiki.xml.gz"
+    path.write_bytes(gzip.compress(f"{markup}\n<title>a b</title>\n".encode()))
+    with pytest.raises(ValueError, match=r"enwiki\.xml\.gz is XML or HTML, .*WikiExtractor"):
+        list(read_documents([str(path)]))
+    assert list(read_documents([str(path)], "text"))
+
+
 def test_names_with_brackets_and_directories_are_understood(tmp_path):
     (tmp_path / "a[1].txt").write_text("a\n")
     assert sentences(tmp_path / "a[1].txt") == [["a"]]

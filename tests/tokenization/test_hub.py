@@ -539,6 +539,9 @@ def test_tokenizer_config_goes_before_tokenizer_json_as_in_transformers_and_it_i
         {"do_lower_case": True, "strip_accents": None},
     )
     assert load_tokenizer(tmp_path).strip_accents is None and "strip_accents=None" in caplog.text
+    caplog.clear()  # a vocab.txt has no rules of its own to go before
+    WordPieceTokenizer([*SPECIALS, "the"], True, None, False).save(tmp_path / "saved")
+    assert not load_tokenizer(tmp_path / "saved").tokenize_chinese_chars and not caplog.text
 
 
 def test_a_list_of_pieces_under_the_name_of_tokenizer_json_is_named(tmp_path):
