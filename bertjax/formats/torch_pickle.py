@@ -81,6 +81,9 @@ def _read(path: str | Path, fill: bool) -> tuple[dict[str, _Tensor], dict[str, n
         if zipfile.is_zipfile(path):
             return _read_zip(path, fill)
         with path.open("rb") as stream:
+            if stream.read(4) == b"PK\x03\x04":
+                raise LoadError("the archive has no end: it was damaged or copied in part; copy it again")
+            stream.seek(0)
             return _read_legacy(stream, fill)
     except LoadError as error:
         raise LoadError(f"{path}: {error}") from error

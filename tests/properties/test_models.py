@@ -349,6 +349,12 @@ def test_a_damaged_torch_file_gives_arrays_or_a_refusal(folder, name, at, insert
         refused_or_arrays(read, folder / "x.bin")
 
 
+def test_a_torch_file_that_was_copied_in_part_is_refused_in_words(folder):
+    (folder / "x.bin").write_bytes(golden("zip.bin")[:-500])
+    with pytest.raises(LoadError, match="x.bin: the archive has no end: it was damaged or copied in part"):
+        read_torch_pickle(folder / "x.bin")
+
+
 @given(st.binary(max_size=300), st.booleans())
 @example(b"\x80\x02]q\x00h\x00a.", True)
 def test_any_bytes_as_a_torch_file_are_refused(folder, data, packed):
