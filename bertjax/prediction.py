@@ -91,11 +91,8 @@ def predict(
     Raises ValueError for a model that cannot answer, and for data that it cannot take.
     """
     if isinstance(model, str | os.PathLike):
-        # Without a task the head that is there answers.
         path = os.fspath(model)
-        known = task or remembered(open_source(path).settings, path).task
-        kind = TASKS[asked(task, path)][1] if known else None
-        model = load_model(path, kind)
+        model = load_model(path, TASKS[asked(task, path)][1])
     if not isinstance(model, LoadedModel):
         raise ValueError(f"model={model!r:.80} is neither a model of load_model nor a path")
     name = asked(task, model)
@@ -144,10 +141,11 @@ def _checked(given: Any, number: int) -> Given:
 def asked(name: str | None, model: LoadedModel | str) -> str:
     """The one of TASKS that is meant by a name, or that the model was fine-tuned for, or that its head answers."""
     if name is None:
-        settings = model.settings if isinstance(model, LoadedModel) else open_source(model).settings
-        name = remembered(settings, str(model)).task
-        if name is None and isinstance(model, LoadedModel):
-            name = _ANSWERED.get(type(model.model))
+        source = model if isinstance(model, LoadedModel) else open_source(model)
+        name = remembered(source.settings, str(model)).task
+        if name is None:
+            network = type(source.model) if isinstance(source, LoadedModel) else loading.declared(source)
+            name = _ANSWERED.get(network)
         if name is None:
             raise ValueError(f"{model} does not say what it was fine-tuned for: give --task, one of {', '.join(TASKS)}")
     found = task_name(name, (*TASKS, *ASKED, "swag"))

@@ -257,7 +257,7 @@ def load_model(
     source = open_source(path)
     if max_positions is not None:
         source = source.extended(max_positions, extend_positions)
-    kind = TASKS[task] if task else _declared(source)
+    kind = TASKS[task] if task else declared(source)
     options: dict[str, Any] = {}
     labels: tuple[str, ...] = ()
     if kind in _LABELLED:
@@ -277,7 +277,7 @@ def load_model(
     return LoadedModel(model, params, source.tokenizer, names, source.settings, tuple(fresh), source.sentence)
 
 
-def _declared(source: Source) -> type[heads.BertNetwork]:
+def declared(source: Source) -> type[heads.BertNetwork]:
     """The model class that the checkpoint was written from; if it does not say, what it holds."""
     if source.kind == "bertjax":
         return heads.pretraining_network(source.config, "nsp" in heads_in(source.headers, source.place))

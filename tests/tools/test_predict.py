@@ -25,8 +25,9 @@ class Tokenizer:
 def model(monkeypatch):
     """A model that answers what it is told, and keeps what it was asked."""
     made = types.SimpleNamespace(
-        settings={}, asked=[], tokenizer=Tokenizer(), labels=(), model=types.SimpleNamespace(num_labels=2)
+        settings={"architectures": ["BertModel"]}, kind="huggingface", asked=[], tokenizer=Tokenizer(), labels=()
     )
+    made.model = types.SimpleNamespace(num_labels=2)
     answers = {"classify": lambda text: {"bad": 0.25, "good": 0.75}, "tag_words": lambda words: ["B-X"] * len(words)}
 
     def answer(name):
@@ -293,6 +294,18 @@ def test_a_task_has_one_name_in_every_tool_and_others_are_answered_with_it(model
             predict.asked(name, "m")
     model.settings = {"finetuned": {"task": "squad2.0"}}
     assert predict.asked(None, "m") == "qa"
+
+
+def test_a_model_that_remembers_no_task_is_asked_what_its_head_answers(model):
+    for network, task in (
+        ("BertForPreTraining", "fill-mask"),
+        ("RobertaForMaskedLM", "fill-mask"),
+        ("BertForNextSentencePrediction", "next-sentence"),
+        ("BertForSequenceClassification", "classify"),
+        ("BertForTokenClassification", "ner"),
+    ):
+        model.settings = {"architectures": [network]}
+        assert predict.asked(None, "m") == task
 
 
 def test_strange_entries_of_a_config_are_refused_by_name(model, tmp_path):
