@@ -161,7 +161,10 @@ class Task:
     def labelled_train(self) -> Split:
         """The train split, from which label names are taken. Raises ValueError if it has none."""
         if "train" not in self.splits:
-            raise ValueError("without a train split the task needs labels=(...)")
+            raise ValueError(
+                "there is no train split to take the names of the classes from: the task's option 'labels' names them "
+                "(for evaluate in the order of the model's head)"
+            )
         split = self.rows_of("train")
         split.require_labels("training")
         return split

@@ -70,6 +70,7 @@ def evaluate(flags: Any, config: Config) -> dict[str, Any]:
     import jax
 
     from bertjax.interop import open_source
+    from bertjax.interop.loading import stored_labels
     from bertjax.model.presets import Execution
     from bertjax.tasks import job
     from bertjax.tasks.make import names_in, remembered
@@ -80,6 +81,8 @@ def evaluate(flags: Any, config: Config) -> dict[str, Any]:
         raise ValueError(f"{flags.model} does not say its task: give --task, one of {', '.join(job.TASKS)}")
     name = job.task_name(config.task.name or stored.task, job.TASKS)
     labels = flags.labels or (() if source.labels else tuple(names_in(config.task.options.get("labels", ()))))
+    if labels and (rows := stored_labels(source)) not in (None, len(labels)):
+        raise ValueError(f"{len(labels)} labels are named, but the head of {flags.model} has {rows}: name them all")
     options = _options(name, config.task, stored, source, labels)
     if stored.max_length and "task.max_length" not in flags.given:
         config = config.replace({"task.max_length": stored.max_length})
