@@ -3,7 +3,9 @@
 bert_config.json  vocab.txt  bert_model.ckpt.index  bert_model.ckpt.data-00000-of-00001
 """
 
+import functools
 import itertools
+import logging
 import re
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,8 @@ from bertjax.formats.arrays import Header, LoadError
 from bertjax.formats.tensor_bundle import Entry, read_entry, read_index
 from bertjax.interop.huggingface import config_of_file
 from bertjax.model.presets import BertConfig
+
+log = logging.getLogger(__name__)
 
 # What training left beside the weights (optimization.py of the original, and LAMB variants).
 _NOT_WEIGHTS = re.compile(
@@ -27,7 +31,9 @@ def find_prefix(path: str | Path) -> Path | None:
     """The checkpoint prefix (.../bert_model.ckpt) that a path means, or None.
 
     A prefix itself, its .index file, or a directory with one checkpoint are accepted; of several
-    in a directory, bert_model.ckpt and then the highest step is taken.
+    in a directory, bert_model.ckpt and then the highest step is taken, which is said.
+
+    Raises LoadError for several of which neither is the case.
     """
     path = Path(path).absolute()  # the present directory, '.', has no name to add to
     if path.name.endswith(".index") and path.is_file():
@@ -40,7 +46,18 @@ def find_prefix(path: str | Path) -> Path | None:
         step = re.search(r"-(\d+)$", prefix.name)
         return prefix.name == "bert_model.ckpt", int(step.group(1)) if step else -1
 
-    return max(found, key=rank, default=None)
+    best = max(found, key=rank, default=None)
+    if len(found) > 1:
+        names = ", ".join(sorted(prefix.name for prefix in found))
+        if sum(rank(prefix) == rank(best) for prefix in found) > 1:
+            raise LoadError(f"{path} holds several checkpoints, {names}: name one of them, as {path / found[0].name}")
+        _tell_once(f"{path} holds several checkpoints, {names}: {best.name} is read; name another by its path")
+    return best
+
+
+@functools.cache
+def _tell_once(text: str) -> None:
+    log.warning("%s", text)
 
 
 def read_headers(prefix: str | Path) -> dict[str, Header]:

@@ -36,6 +36,21 @@ def test_a_prefix_an_index_file_and_a_directory_are_all_accepted():
     assert find_prefix(HERE) is None
 
 
+def test_of_several_checkpoints_the_one_that_is_read_is_said_or_a_name_is_asked_for(tmp_path, caplog):
+    def holding(*names):
+        directory = tmp_path / names[0]
+        directory.mkdir()
+        for name in names:
+            (directory / f"{name}.index").write_bytes(b"")
+        return directory
+
+    steps = holding("model.ckpt-9", "model.ckpt-10")
+    assert find_prefix(steps) == steps / "model.ckpt-10"
+    assert "model.ckpt-10 is read" in caplog.text and "model.ckpt-9" in caplog.text
+    with pytest.raises(LoadError, match=r"several checkpoints, best\.ckpt, last\.ckpt: name one of them"):
+        find_prefix(holding("best.ckpt", "last.ckpt"))
+
+
 def test_optimizer_slots_and_the_step_are_left_out_by_rule():
     index, shards = read_index(GOLDEN_TF1 / "bert_model.ckpt.index")
     variables = read_variables(GOLDEN_TF1 / "bert_model.ckpt")
