@@ -161,13 +161,20 @@ def train(
     """
     if texts is None and tokenizer is not None:
         raise ValueError("tokenizer is for texts; a token store brings its own")
+    if texts is not None:
+        _require_one("texts", settings, "data.corpus")
     found, workdir = read_config(config, "pretrain", settings), _workdir(config, workdir)
     with _explained():
         if texts is None:
             return _run(found, workdir)
         from bertjax.given import text_store  # late: a run of files needs none of it
 
-        with text_store(texts, workdir, tokenizer or found.init_from or None, vocab_size) as (store, keep):
+        own = tokenizer or found.init_from or None
+        if own and vocab_size != VOCAB_SIZE:
+            raise ValueError(
+                f"vocab_size={vocab_size} has no effect: the tokenizer, or that of init_from, brings its own"
+            )
+        with text_store(texts, workdir, own, vocab_size) as (store, keep):
             changes = {"data.corpus": str(store)}
             if found.data.corpus == "docstrings" and "log.fill_mask" not in (settings or {}):
                 changes["log.fill_mask"] = ()  # the demo's sentences are about its own corpus
@@ -201,7 +208,10 @@ def finetune(
     if not isinstance(init_from, str | os.PathLike | None):
         raise ValueError(f"init_from={init_from!r:.80} is neither the path or name of a model nor the Result of a run")
     if init_from is not None:
+        _require_one("init_from", settings, "init_from")
         settings["init_from"] = os.fspath(init_from)
+    if splits:
+        _require_one("train", settings, "task.data", "task.options.files")
     found, workdir = read_config(config, "finetune", settings), _workdir(config, workdir)
     with _explained():
         if not splits:
@@ -217,6 +227,13 @@ def finetune(
             except ValueError as error:
                 text = str(error).replace(f"{directory}{os.sep}", "")
                 raise ValueError(_by_row(text, numbers)) from error
+
+
+def _require_one(argument: str, settings: Mapping[str, Any] | None, *names: str) -> None:
+    """Refuses a setting that says the same as an argument: one of them would have no effect."""
+    for name in names:
+        if name in (settings or {}):
+            raise ValueError(f"{argument} is given, and so is {name!r} among the settings: leave one of them out")
 
 
 def _by_row(text: str, numbers: Mapping[str, Sequence[int]]) -> str:

@@ -33,6 +33,15 @@ HELDOUT = 0.1  # share of texts, or of the rows of a task without a dev split, t
 _TAGS = {"ner": ("tags", "ner_tags", "labels"), "tag": ("tags", "pos_tags", "labels")}
 
 
+def _no_paths(texts: Iterator[str]) -> Iterator[str]:
+    for number, text in enumerate(texts):
+        if number == 0 and os.path.isfile(text):
+            raise ValueError(
+                f"texts: {text!r} is a file: give what is in it, as pathlib.Path({text!r}).read_text() does"
+            )
+        yield text
+
+
 @contextlib.contextmanager
 def text_store(
     texts: Any, workdir: str, tokenizer: Tokenizer | str | os.PathLike[str] | None, vocab_size: int
@@ -55,7 +64,7 @@ def text_store(
         tokenizer = load_tokenizer(tokenizer)
     with scratch_directory() as temporary:
         file = temporary / "texts.jsonl"
-        objects.write_rows(({"text": text} for text in objects.texts(texts, name="texts")), file)
+        objects.write_rows(({"text": text} for text in _no_paths(objects.texts(texts, name="texts"))), file)
         made_of = tokenizer.fingerprint if tokenizer else f"WordPiece {vocab_size}"
         digest = hashlib.sha256(f"{file_fingerprint(file)} {made_of}".encode()).hexdigest()
 

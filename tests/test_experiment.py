@@ -295,6 +295,22 @@ def test_a_refusal_of_texts_names_what_the_caller_of_python_has(tmp_path, texts,
     bertjax.train("demo", tmp_path, settings | {"data.corpus_limits": "warn"}, texts=texts, vocab_size=200)
 
 
+@pytest.mark.parametrize(
+    ("function", "arguments", "message"),
+    [
+        ("train", {"texts": ["a"], "settings": {"data.corpus": "store"}}, "texts is given, and so is 'data.corpus'"),
+        ("train", {"texts": ["a"], "tokenizer": "vocab", "vocab_size": 9}, "vocab_size=9 has no effect: the tokenizer"),
+        ("finetune", {"train": [("a", "b")], "settings": {"task.data": "d"}}, "train is given, and so is 'task.data'"),
+        ("finetune", {"init_from": "m", "settings": {"init_from": "n"}}, "init_from is given, and so is 'init_from'"),
+        ("train", {"texts": [__file__]}, "test_experiment.py' is a file: give what is in it"),
+    ],
+)
+def test_what_would_have_no_effect_beside_an_argument_is_refused(function, arguments, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        getattr(bertjax, function)(workdir=tmp_path / "run", **arguments)
+    assert not (tmp_path / "run").exists()
+
+
 def test_texts_of_one_sentence_train_masked_words_and_no_next_sentences(tmp_path):
     settings = TINY | {"phases": ((2, 32),), "optimizer.warmup_steps": 1, "data.nsp": False}
     texts = [f"Word {i % 9} is {i}." for i in range(40)]
