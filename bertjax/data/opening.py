@@ -19,7 +19,6 @@ from typing import IO
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 _OPENERS = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 _BEGINNINGS = {b"\x1f\x8b": ".gz", b"BZh91AY&SY": ".bz2", b"\xfd7zXZ": ".xz", b"\x28\xb5\x2f\xfd": ".zst"}
-_MARKUP = (b"<!doctype html", b"<html", b"<?xml", b"<mediawiki")
 # A compressed text may grow to this many bytes, or times its size: no real one grows more.
 _LEAST, _EXPANSION = 1 << 28, 300
 
@@ -59,16 +58,10 @@ def open_bytes(path: str) -> Iterator[IO[bytes]]:
 
 
 def line_blocks(path: str, start: int = 0) -> Iterator[bytes]:
-    """The plain bytes of a text of a corpus from `start` on, in blocks, with line feeds where its lines end in carriage
-    returns. ValueError as of `refuse_other_text`, and for a page of the web or a dump of a wiki."""
+    """A text file's plain bytes from `start` on, in blocks, with line feeds where its lines end in carriage returns."""
     with open_bytes(path) as file:
         first = file.read(1 << 16)
     refuse_other_text(first, path)
-    if first.removeprefix(b"\xef\xbb\xbf").lstrip()[:14].lower().startswith(_MARKUP):
-        raise ValueError(
-            f"{path} is HTML or XML, whose tags would be words: take the text out of it first, as trafilatura does "
-            "with web pages and WikiExtractor with dumps of Wikipedia; to learn the tags, write pages as JSON lines"
-        )
     returns = b"\r" in first[:-1] and b"\n" not in first
     with open_bytes(path) as file:
         if start:  # not every compressed file can be sought in

@@ -170,8 +170,8 @@ def detect_format(path: str) -> str:
         return "wikiextractor"
     if beginning.lower().startswith((b"<mediawiki", b"<?xml", b"<!doctype html", b"<html")):
         raise ValueError(
-            f"{path} is XML or HTML, whose tags would be taken as words: extract its text first (WikiExtractor does "
-            "it for a dump of Wikipedia), or say --format=text"
+            f"{path} is XML or HTML, whose tags would be taken as words: extract its text first, as WikiExtractor does "
+            "for a dump of Wikipedia and trafilatura for web pages, or say --format=text"
         )
     return "jsonl" if re.match(rb'\{\s*"', beginning) else "text"
 

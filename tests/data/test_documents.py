@@ -398,15 +398,6 @@ def test_documents_of_other_programs_are_refused_by_what_they_are(tmp_path, begi
         sentences(tmp_path / "a.txt")
 
 
-@pytest.mark.parametrize(
-    "beginning", ["<!DOCTYPE html>", "\ufeff\n<HTML lang=en>", "<?xml version='1.0'?>", "<mediawiki>"]
-)
-def test_pages_of_the_web_and_dumps_of_wikis_are_refused_since_their_tags_are_no_text(tmp_path, beginning):
-    (tmp_path / "a.txt").write_text(f"{beginning}\n<p>The cat sat.</p>\n")
-    with pytest.raises(ValueError, match=r"a\.txt is HTML or XML.*trafilatura .* WikiExtractor"):
-        sentences(tmp_path / "a.txt")
-
-
 def test_a_pipe_or_a_broken_link_among_the_matches_is_refused(tmp_path):
     (tmp_path / "a.txt").write_text("x\n")
     (tmp_path / "link.txt").symlink_to(tmp_path / "gone")
