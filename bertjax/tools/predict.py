@@ -29,11 +29,11 @@ import ml_collections
 from bertjax.config import Config, finetune_config
 from bertjax.config_checks import check_config
 from bertjax.formats.files import whole_file
-from bertjax.interop.loading import load_model, open_source
+from bertjax.interop.loading import LoadError, load_model, open_source
 from bertjax.model.presets import DTYPES, Execution
 from bertjax.prediction import TASKS, asked
 from bertjax.tasks.inputs import Input, Output, given_inputs, read_inputs
-from bertjax.tasks.make import remembered
+from bertjax.tasks.make import Remembered, remembered
 from bertjax.tools.arguments import add_settings, file_or_stdin, make_parser, refusals, require_other_file, require_used
 
 PAIRS = ("next-sentence", "classify", "qa")  # of which a line has two texts, separated by a tab
@@ -85,8 +85,10 @@ def predict(flags: argparse.Namespace, config: Config) -> None:
     how = flags.top_k or 5, config.task.eval_batch_size
     execution = Execution.of(config.execution, jax.default_backend())
     execution = dataclasses.replace(execution, dtype=flags.dtype or execution.dtype)
-    source = open_source(flags.model)
-    memory, labels = remembered(source.settings, flags.model), source.labels
+    memory, labels = Remembered(), ()
+    with contextlib.suppress(LoadError):  # load_model says it better
+        source = open_source(flags.model)
+        memory, labels = remembered(source.settings, flags.model), source.labels
     if flags.file:
         inputs = read_inputs(flags.file, task, memory, flags.columns, labels)
     else:
