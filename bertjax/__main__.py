@@ -20,7 +20,6 @@ with ended_by_ctrl_c():
     import bertjax.tools
     from bertjax.command_line import config_names
     from bertjax.config import nearest
-    from bertjax.tools import MOVED
 
 
 def tools() -> dict[str, str]:
@@ -76,8 +75,7 @@ def run() -> None:
         spec = importlib.util.find_spec(f"bertjax.tools.{first}")
         runpy.run_module(spec.name, run_name="__main__", alter_sys=True)
     else:
-        text = MOVED.get(first) or f"no tool is called {first!r}.{nearest(first, list(known))}"
-        print(f"bertjax: {text}", file=sys.stderr)
+        print(f"bertjax: no tool is called {first!r}.{nearest(first, list(known))}", file=sys.stderr)
         sys.exit(2)
 
 

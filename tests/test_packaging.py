@@ -104,14 +104,6 @@ def test_an_unknown_experiment_or_tool_is_answered_with_the_nearest(capsys, monk
     assert "Did you mean 'build_corpus'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("start", [["-m", "bertjax"], ["-m", "bertjax.tools.ablate"]])
-def test_a_tool_that_has_moved_is_answered_with_its_new_command(start):
-    words = ["ablate"] if start[-1] == "bertjax" else []
-    done = subprocess.run([sys.executable, *start, *words], cwd=ROOT, text=True, capture_output=True)
-    assert done.returncode == 2 and "python -m tests.benchmarks.ablate" in done.stderr
-    assert done.stderr.count("\n") == 1
-
-
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> pathlib.Path:
     """The wheel of this tree, built from a copy, so that no build/ is left behind or taken in."""

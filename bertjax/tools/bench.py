@@ -15,7 +15,6 @@ import argparse
 import json
 import re
 import statistics
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +28,6 @@ if TYPE_CHECKING:  # --help needs neither
 SHAPES = ("base@128x256", "base@512x64", "large@128x128", "large@512x32")
 SHAPE = re.compile(r"(\w+)[@-](\d+)x(\d+)")
 WARM_UP = 5  # steps before each timing
-MOVED = ("finetune", "finetune_startup", "memory", "numerics", "packed", "predict", "quality", "scaling", "transfer")
 
 
 def shape_settings(text: str) -> list[str]:
@@ -219,10 +217,7 @@ def run_input(flags: argparse.Namespace) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Command line."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
     parser = make_parser("bench", __doc__)
-    if arguments and arguments[0] in MOVED:
-        parser.error(f"{arguments[0]} is now, in a clone: python -m tests.benchmarks.{arguments[0]}")
     add = parser.add_argument
     add("what", choices=("step", "input"))
     add("shapes", nargs="*", metavar="MODEL@LENGTHxROWS", help=f"steps to time (default: {' '.join(SHAPES)})")

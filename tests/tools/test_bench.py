@@ -29,7 +29,6 @@ def test_a_shape_is_the_published_size_with_these_rows():
     [
         (["step", "huge@128x2"], "not MODEL@LENGTHxROWS"),
         (["step", "--config=configs/demo.py", "--config.lerning_rate=1"], "Did you mean --config.optimizer"),
-        (["quality", "--store=S"], "python -m tests.benchmarks.quality"),
         (["input"], "give --store=DIR"),
         (["input", "base@128x256"], "shapes ['base@128x256'] has no effect on `bench input`"),
         (["input", "--store=s", "--config.seed=1"], "settings ['--config.seed=1'] has no effect on `bench input`"),
