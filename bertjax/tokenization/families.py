@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bertjax.formats.files import read_json
+from bertjax.tokenization.parts import SPACE_MARK
 from bertjax.tokenization.tokenizer import CONFIG_FILE
 
 MERGES_FILE = "merges.txt"
@@ -26,7 +27,6 @@ _BPE_CLASSES = ("Roberta", "Bart", "Longformer", "LED")
 _FAIRSEQ_CLASSES = {"XLMRoberta": "xlm-roberta", "Camembert": "camembert"}
 OWN_CLASS = "PreTrainedTokenizerFast"  # beside a sentencepiece model whose ids are its own; without one, ...
 _OWN_IDS = ("", "bert", "distilbert", "electra", "roberta", "modernbert", "bertjax")  # ... these model types
-_SPACE = "\u2581"
 
 
 def byte_level(
@@ -71,7 +71,7 @@ def unigram(
 ) -> dict[str, Any]:
     """XLM-R's tokenizer over (piece, log probability) by id, `special_tokens` among them."""
     vocab = {piece: i for i, (piece, _) in enumerate(pieces)}
-    metaspace = {"type": "Metaspace", "replacement": _SPACE, "prepend_scheme": "always", "split": True}
+    metaspace = {"type": "Metaspace", "replacement": SPACE_MARK, "prepend_scheme": "always", "split": True}
     cls, sep = ({"SpecialToken": {"id": special_tokens[name], "type_id": 0}} for name in ("cls_token", "sep_token"))
     a, b = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
     return _content(vocab, special_tokens, mask_lstrip) | {

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bertjax.tokenization.parts import SPACE_MARK, TextCutter, pre_tokenizers
-from bertjax.tokenization.tokenizer import BoundedCache, Layout, Offsets, Span, Tokenizer
+from bertjax.tokenization.tokenizer import BoundedCache, Layout, Offsets, Tokenizer
 
 if TYPE_CHECKING:
     import tokenizers
@@ -198,10 +198,6 @@ class HubTokenizer(Tokenizer):
     def encode_with_offsets(self, text: str, keep_special_tokens: bool = False) -> tuple[list[int], Offsets]:
         found = self._encoding(text, keep_special_tokens)
         return found.ids, found.offsets
-
-    def _spans(self, text: str) -> list[Span]:
-        found = self._encoding(text, False)
-        return [(i, *span) for i, span in zip(found.ids, found.offsets, strict=True)]
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = False) -> str:
         """Text of `ids`, as the decoder in the file has it."""

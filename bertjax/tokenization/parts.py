@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Self
 
-SPACE_MARK = "\u2581"  # Metaspace writes it for a blank
+SPACE_MARK = "\u2581"  # sentencepiece and Metaspace write it for the blank before a word
 _LOCAL = {"NFC", "NFD", "Lowercase", "StripAccents"}  # change no blank, and nothing across one
 _COMPATIBLE = {"NFKC", "NFKD", "Precompiled"}  # change no printable ASCII; what they make of others may have blanks
 # The parts into which GPT-2's pattern (ByteLevel's) cuts ASCII without blanks that follow each other or end it.

@@ -15,6 +15,7 @@ import sentencepiece
 from sentencepiece import sentencepiece_model_pb2, sentencepiece_pb2
 
 from bertjax.tokenization.families import OWN_CLASS
+from bertjax.tokenization.parts import SPACE_MARK
 from bertjax.tokenization.tokenizer import CONFIG_FILE, SPECIAL_NAMES, USUAL_NAMES, Span, Tokenizer
 
 _PieceType = sentencepiece_model_pb2.ModelProto.SentencePiece.Type
@@ -62,7 +63,7 @@ class SentencePieceTokenizer(Tokenizer):
     @property
     def is_continuation(self) -> np.ndarray:
         """bool [V]: pieces of text that do not start with U+2581."""
-        return self._is_text & ~np.array([piece.startswith("\u2581") for piece in self.vocab], dtype=bool)
+        return self._is_text & ~np.array([piece.startswith(SPACE_MARK) for piece in self.vocab], dtype=bool)
 
     @property
     def fingerprint(self) -> str:

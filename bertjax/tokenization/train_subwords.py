@@ -16,9 +16,9 @@ from bertjax.formats.files import scratch_directory
 from bertjax.tokenization import families
 from bertjax.tokenization.description import read_layout
 from bertjax.tokenization.hub import HubTokenizer
+from bertjax.tokenization.parts import SPACE_MARK
 from bertjax.tokenization.word_counts import WordCounts, warn_of_few
 
-SPACE = "\u2581"  # sentencepiece's mark of a word's start
 LONGEST = 64  # characters of a piece; longer words (addresses, formulas) teach none, but for clauses without spaces
 _COUNTED_WORDS = 400_000  # most frequent words that pieces are learnt from
 _SEEDS = 20  # candidates that Unigram starts from, for each piece that is wanted
@@ -151,7 +151,7 @@ def learn_pieces(
     with scratch_directory() as directory:
         path = directory / "words.tsv"
         with path.open("w", encoding="utf-8", newline="\n") as file:
-            file.writelines(f"{word}\t{count}\n" for word, count in table if SPACE not in word)
+            file.writelines(f"{word}\t{count}\n" for word, count in table if SPACE_MARK not in word)
         settings = {
             "input": str(path),
             "input_format": "tsv",

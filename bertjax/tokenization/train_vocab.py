@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterable
 from typing import Literal
 
 from bertjax.tokenization.normalization import BertNormalizer
-from bertjax.tokenization.train_subwords import LONGEST, SPACE, learn_pieces
+from bertjax.tokenization.parts import SPACE_MARK
+from bertjax.tokenization.train_subwords import LONGEST, learn_pieces
 from bertjax.tokenization.word_counts import WordCounts, rank, strip_marks, warn_of_few
 from bertjax.tokenization.wordpiece import MAX_WORD_CHARS, WordPieceTokenizer
 
@@ -233,8 +234,8 @@ def wordpiece_pieces(pieces: Iterable[str]) -> list[str]:
     for piece in pieces:
         if len(piece) > 2 and piece.startswith("<") and piece.endswith(">"):
             continue
-        start = piece.startswith(SPACE)
+        start = piece.startswith(SPACE_MARK)
         body = piece[1:] if start else piece
-        if body and SPACE not in body:
+        if body and SPACE_MARK not in body:
             found[body if start else f"##{body}"] = None
     return list(found)
