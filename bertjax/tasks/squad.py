@@ -293,8 +293,7 @@ class SquadTask(Task):
         """
         split.require_labels("scoring")
         found = self.answers(split, rows, outputs)
-        entries = [{"id": q.id, "answers": [{"text": text} for text, _ in q.answers]} for q in split.records]
-        gold = [{"paragraphs": [{"qas": entries}]}]
+        gold = [{"id": q.id, "answers": [{"text": text} for text, _ in q.answers]} for q in split.records]
         if self.version == "1.1":
             official = squad_score.score_v1(gold, found.spans)
             values = {"exact": official["exact"] / 100, "f1": official["f1"] / 100}

@@ -2,14 +2,14 @@
 
 Source: evaluate-v1.1.py and evaluate-v2.0.py of the SQuAD site, re-implemented; every returned number agrees with
 theirs to the last digit, but for the best thresholds: the score beside one is what it gives (theirs can be higher where
-null odds are equal). `data` is the list under "data" of a SQuAD file.
+null odds are equal). A question is an entry of "qas" in a SQuAD file: of it, `id` and `answers` are read.
 """
 
 import math
 import re
 import string
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -41,34 +41,24 @@ def f1(gold: str, predicted: str, version: str = "2.0") -> float:
     return 2 * precision * recall / (precision + recall)
 
 
-def questions(data: Sequence[Mapping]) -> Iterator[Mapping]:
-    """Every question-answer entry, in file order."""
-    for article in data:
-        for paragraph in article["paragraphs"]:
-            yield from paragraph["qas"]
-
-
-def score_v1(data: Sequence[Mapping], predictions: Mapping[str, str]) -> dict[str, float]:
+def score_v1(questions: Sequence[Mapping], predictions: Mapping[str, str]) -> dict[str, float]:
     """SQuAD 1.1: the best score over the gold answers; a missing prediction counts 0.
 
     Returns exact, f1 (percent), total and missing (counts).
     """
     exact_sum = f1_sum = 0.0
-    total = missing = 0
-    for question in questions(data):
-        total += 1
-        if question["id"] not in predictions:
-            missing += 1
-            continue
+    answered = [question for question in questions if question["id"] in predictions]
+    for question in answered:
         answer = predictions[question["id"]]
         golds = [gold["text"] for gold in question["answers"]]
         exact_sum += max(exact(gold, answer) for gold in golds)
         f1_sum += max(f1(gold, answer, "1.1") for gold in golds)
+    total, missing = len(questions), len(questions) - len(answered)
     return {"exact": 100.0 * exact_sum / total, "f1": 100.0 * f1_sum / total, "total": total, "missing": missing}
 
 
 def score_v2(
-    data: Sequence[Mapping], predictions: Mapping[str, str], null_odds: Mapping[str, float], threshold: float
+    questions: Sequence[Mapping], predictions: Mapping[str, str], null_odds: Mapping[str, float], threshold: float
 ) -> dict[str, Any]:
     """SQuAD 2.0, with the best thresholds.
 
@@ -83,7 +73,7 @@ def score_v2(
     has_answer: dict[str, bool] = {}
     raw_exact: dict[str, float] = {}
     raw_f1: dict[str, float] = {}
-    for question in questions(data):
+    for question in questions:
         key = question["id"]
         has_answer[key] = bool(question["answers"])
         if key not in predictions:

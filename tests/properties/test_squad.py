@@ -268,8 +268,7 @@ def official(gold: str, predicted: str, version: str) -> tuple[float, float]:
     threshold=st.sampled_from([-1.0, 0.0, 0.7]),
 )
 def test_scores_are_the_official_ones_and_best_thresholds_the_best(rows, threshold):
-    entries = [{"id": str(i), "answers": [{"text": text} for text in golds]} for i, (golds, _, _) in enumerate(rows)]
-    data = [{"paragraphs": [{"qas": entries}]}]
+    data = [{"id": str(i), "answers": [{"text": text} for text in golds]} for i, (golds, _, _) in enumerate(rows)]
     predictions = {str(i): row[1] for i, row in enumerate(rows)}
     odds = {str(i): row[2] for i, row in enumerate(rows)}
 

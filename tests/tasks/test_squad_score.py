@@ -26,20 +26,23 @@ def read(shared_data, name):
     return json.loads((shared_data / "squad" / name).read_text(encoding="utf-8"))
 
 
-def one_paragraph(**golds):
-    """Gold data with one question a keyword: id=[answer texts]."""
-    questions = [
+def read_questions(shared_data, name):
+    return [q for article in read(shared_data, name)["data"] for p in article["paragraphs"] for q in p["qas"]]
+
+
+def questions(**golds):
+    """One a keyword: id=[answer texts]."""
+    return [
         {"id": key, "question": "?", "answers": [{"text": t, "answer_start": 0} for t in texts]}
         for key, texts in golds.items()
     ]
-    return [{"paragraphs": [{"context": "", "qas": questions}]}]
 
 
 @pytest.mark.real_data
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_scores_of_published_predictions_equal_the_official_ones_to_the_last_digit(shared_data, name):
     version = name[:3]
-    data = read(shared_data, f"dev-v{version}.rebuilt.json")["data"]
+    data = read_questions(shared_data, f"dev-v{version}.rebuilt.json")
     predictions = read(shared_data, f"predictions-{name}.json")
     if version == "1.1":
         result = squad_score.score_v1(data, predictions)
@@ -70,10 +73,10 @@ def overlap(gold, predicted):
 @pytest.mark.parametrize("name", [name for name in PUBLISHED if name.startswith("1.1")])
 def test_version_1_1_equals_an_independent_reading_of_the_definition(shared_data, name):
     """Exact match and word F1 against the best of the gold answers, averaged over questions."""
-    data = read(shared_data, "dev-v1.1.rebuilt.json")["data"]
+    data = read_questions(shared_data, "dev-v1.1.rebuilt.json")
     predictions = read(shared_data, f"predictions-{name}.json")
     exact, f1 = [], []
-    for question in (q for a in data for p in a["paragraphs"] for q in p["qas"]):
+    for question in data:
         predicted = words(predictions.get(question["id"], ""))
         golds = [words(answer["text"]) for answer in question["answers"]]
         answered = question["id"] in predictions
@@ -86,7 +89,7 @@ def test_version_1_1_equals_an_independent_reading_of_the_definition(shared_data
 
 @pytest.mark.real_data
 def test_best_thresholds_are_the_official_ones_and_their_scores_what_they_give(shared_data):
-    data = read(shared_data, "dev-v2.0.rebuilt.json")["data"]
+    data = read_questions(shared_data, "dev-v2.0.rebuilt.json")
     predictions = read(shared_data, "predictions-2.0-bidaf-elmo.json")
 
     def odds(key, answer):  # made up, deterministic, rounded so that ties occur
@@ -108,7 +111,7 @@ def test_best_thresholds_are_the_official_ones_and_their_scores_what_they_give(s
 
 
 def test_threshold_search_uses_the_null_odds():
-    data = one_paragraph(q1=["Rome"], q2=[])
+    data = questions(q1=["Rome"], q2=[])
     predictions = {"q1": "Rome", "q2": "Paris"}
     result = squad_score.score_v2(data, predictions, {"q1": -5.0, "q2": -1.0}, threshold=0.0)
     assert result["exact"] == 50.0
@@ -120,7 +123,7 @@ def test_threshold_search_uses_the_null_odds():
 
 def test_the_best_score_is_what_its_threshold_gives_also_where_odds_are_equal():
     """Between questions of equal odds there is no threshold, though the official search stops."""
-    data = one_paragraph(q1=["Rome"], q2=["Rome"], q3=[], q4=[], q5=["Rome"], q6=[], q7=[], q8=[])
+    data = questions(q1=["Rome"], q2=["Rome"], q3=[], q4=[], q5=["Rome"], q6=[], q7=[], q8=[])
     predictions = {f"q{i}": "Rome" for i in range(1, 9)}
     rng = np.random.default_rng(0)
     for _ in range(50):
@@ -141,7 +144,7 @@ def test_the_best_score_is_what_its_threshold_gives_also_where_odds_are_equal():
 
 
 def test_the_threshold_of_a_model_that_should_never_answer_leaves_every_question_empty():
-    data = one_paragraph(q1=[], q2=[])
+    data = questions(q1=[], q2=[])
     predictions, odds = {"q1": "Rome", "q2": "Paris"}, {"q1": -5.0, "q2": -1.0}
     found = squad_score.score_v2(data, predictions, odds, threshold=0.0)
     assert (found["exact"], found["best_exact"]) == (0.0, 100.0)
@@ -161,7 +164,7 @@ def test_empty_answers_are_equal_in_version_2_and_worth_nothing_in_1():
 
 
 def test_missing_predictions_count_zero_in_1_and_are_left_out_and_counted_in_2():
-    data = one_paragraph(q1=["x"], q2=["y"])
+    data = questions(q1=["x"], q2=["y"])
     first = squad_score.score_v1(data, {"q1": "x"})
     second = squad_score.score_v2(data, {"q1": "x"}, {"q1": 0.0}, threshold=0.0)
     assert (first["exact"], first["missing"]) == (50.0, 1)
