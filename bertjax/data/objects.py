@@ -50,12 +50,12 @@ def rows(data: Any, columns: Sequence[str] = (), name: str = "data") -> Iterator
         yield {str(key): named(plain(value), names.get(key)) for key, value in row.items()}
 
 
-def texts(data: Any, column: str = "text", name: str = "data") -> Iterator[str]:
-    """The texts of `data`: of its column, or its elements. Raises ValueError for what is not a text."""
-    for number, row in enumerate(rows(data, (column,), name)):
-        if not isinstance(text := row.get(column), str):
-            found = f"found {', '.join(row)}" if column not in row else f"{column} is {text!r:.60}"
-            raise ValueError(f"{name}: row {number} has no {column!r} that is text; {found}")
+def texts(data: Any, name: str = "data") -> Iterator[str]:
+    """The texts of `data`: of its column "text", or its elements. Raises ValueError for what is not a text."""
+    for number, row in enumerate(rows(data, ("text",), name)):
+        if not isinstance(text := row.get("text"), str):
+            found = f"text is {text!r:.60}" if "text" in row else f"found {', '.join(row)}"
+            raise ValueError(f"{name}: row {number} has no 'text' that is text; {found}")
         if half := _HALF_PAIR.search(text):
             raise ValueError(
                 f"{name}: row {number}: {half[0]!r} without its other half is no character; "

@@ -158,10 +158,10 @@ def _first(name: str) -> str:
     return re.split("[./]", name)[0]
 
 
-def _listed(title: str, entries: list[str], limit: int = 100) -> list[str]:
-    """Lines of a message."""
-    lines = [f"  {len(entries)} {title}:", *(f"    {entry}" for entry in entries[:limit])] if entries else []
-    return lines + ([f"    ... and {len(entries) - limit} more"] if len(entries) > limit else [])
+def _listed(title: str, entries: list[str]) -> list[str]:
+    """Lines of a message, of the first hundred entries."""
+    lines = [f"  {len(entries)} {title}:", *(f"    {entry}" for entry in entries[:100])] if entries else []
+    return lines + ([f"    ... and {len(entries) - 100} more"] if len(entries) > 100 else [])
 
 
 def _remedy(unfit: set[str], unexpected: list[str], available: Mapping[str, Header], place: Naming) -> str:

@@ -77,20 +77,19 @@ def names_in(value: Any) -> Any:
     names too (labels=1,2); anything else as it is."""
     if isinstance(value, str):
         return tuple(name for name in map(str.strip, value.split(",")) if name)
-    return (
-        tuple(str(name) if type(name) is int else name for name in value) if isinstance(value, list | tuple) else value
-    )
+    return _as_name(value) if isinstance(value, list | tuple) else value
 
 
 def with_column_names(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options with names of columns for numbers: pandas calls columns without names 0, 1, ..."""
+    return {**options, **{option: _as_name(options[option]) for option in ("text", "label") if option in options}}
 
-    def name(value: Any) -> Any:
-        if isinstance(value, list | tuple):
-            return tuple(map(name, value))
-        return str(value) if type(value) is int else value
 
-    return {**options, **{option: name(options[option]) for option in ("text", "label") if option in options}}
+def _as_name(value: Any) -> Any:
+    """A number as text, also in a list; anything else as it is."""
+    if isinstance(value, list | tuple):
+        return tuple(map(_as_name, value))
+    return str(value) if type(value) is int else value
 
 
 def make_task(name: str, data: str, options: Mapping[str, Any] | None = None) -> Any:

@@ -19,8 +19,9 @@ import numpy as np
 
 from bertjax import embeddings
 from bertjax.formats.files import whole_file
-from bertjax.interop.loading import load_model, open_source
+from bertjax.interop.loading import load_model
 from bertjax.interop.sentence_transformers import POOLINGS
+from bertjax.interop.source import open_source
 from bertjax.model.presets import DTYPES, Execution
 from bertjax.tasks.inputs import read_texts
 from bertjax.tasks.make import remembered
