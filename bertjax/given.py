@@ -119,36 +119,10 @@ def write_splits(
         name: data.tolist() if isinstance(data, np.ndarray) else list(data) if isinstance(data, Iterator) else data
         for name, data in splits.items()
     }
-    texts, label = ["tokens"], _TAGS.get(task, ("",))[0]
     if task == "table":
-        text, label = options.get("text", "text"), options.get("label", "label")
-        texts = [text] if isinstance(text, str) else list(text)
-        first = _first(splits["train"])
-        if isinstance(first, tuple | list) and len(first) == 3:  # a pair and its label
-            texts = texts if len(texts) == 2 else ["text_a", "text_b"]
-            options["text"] = tuple(texts)
-    found = {}
-    for name, data in splits.items():
-        if task == "table" and isinstance(data, list | tuple):  # a text alone may be (text,)
-            data = [row[0] if isinstance(row, list | tuple) and len(row) == 1 else row for row in data]
-        found[name] = list(objects.rows(data, _names(_first(data), texts, label), name))
-        if task in _TAGS:
-            found[name] = [_sentence(row, task) for row in found[name]]
-            if name == "train" and found[name] and not any("tags" in row for row in found[name]):
-                raise ValueError("train: no row has tags; a row is (words, tags), two lists of the same length")
-        for number, row in enumerate(found[name]):
-            if missing := [column for column in texts if column not in row]:
-                raise ValueError(
-                    f"{name}: row {number} has no column {missing[0]!r}; found {', '.join(row)}"
-                    + ". settings={'task.options.text': NAME, 'task.options.label': NAME} name others"
-                    * (task == "table")
-                )
-    if task == "table":
-        options["head"] = _head(options.get("head", "classification"), [row.get(label) for row in found["train"]])
-    if options.get("head") == "classification":
-        for row in itertools.chain.from_iterable(found.values()):
-            if isinstance(value := row.get(label), float) and value.is_integer():
-                row[label] = int(value)  # pandas makes numbers of classes floats where one is missing
+        label, found = options.get("label", "label"), _table_rows(splits, options)
+    else:
+        label, found = "tags", _tagged_rows(splits, task)
     numbers: dict[str, list[int]] = {}
     if "dev" not in found:
         rows = found["train"]
@@ -157,6 +131,50 @@ def write_splits(
     for name, rows in found.items():
         objects.write_rows(rows, directory / f"{name}.jsonl")
     return options | {"files": {name: f"{name}.jsonl" for name in found}}, numbers
+
+
+def _table_rows(splits: Mapping[str, Any], options: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """The rows of each split by column; sets the options `head`, and `text` for a pair and its label."""
+    text, label = options.get("text", "text"), options.get("label", "label")
+    texts = [text] if isinstance(text, str) else list(text)
+    first = _first(splits["train"])
+    if isinstance(first, tuple | list) and len(first) == 3:  # a pair and its label
+        texts = texts if len(texts) == 2 else ["text_a", "text_b"]
+        options["text"] = tuple(texts)
+    found = {}
+    for name, data in splits.items():
+        if isinstance(data, list | tuple):  # a text alone may be (text,)
+            data = [row[0] if isinstance(row, list | tuple) and len(row) == 1 else row for row in data]
+        first = _first(data)
+        labelled = isinstance(first, tuple | list) and len(first) > len(texts)
+        found[name] = list(objects.rows(data, [*texts, label] if labelled else texts, name))
+        remedy = ". settings={'task.options.text': NAME, 'task.options.label': NAME} name others"
+        _require_columns(found[name], texts, name, remedy)
+    options["head"] = _head(options.get("head", "classification"), [row.get(label) for row in found["train"]])
+    if options["head"] == "classification":
+        for row in itertools.chain.from_iterable(found.values()):
+            if isinstance(value := row.get(label), float) and value.is_integer():
+                row[label] = int(value)  # pandas makes numbers of classes floats where one is missing
+    return found
+
+
+def _tagged_rows(splits: Mapping[str, Any], task: str) -> dict[str, list[dict[str, Any]]]:
+    """The rows of each split with the columns tokens and, where there are any, tags."""
+    found = {}
+    for name, data in splits.items():
+        first = _first(data)
+        tagged = isinstance(first, tuple | list) and len(first) > 0 and not isinstance(first[0], str)
+        found[name] = [_sentence(row, task) for row in objects.rows(data, ["tokens", "tags"][: 1 + tagged], name)]
+        if name == "train" and found[name] and not any("tags" in row for row in found[name]):
+            raise ValueError("train: no row has tags; a row is (words, tags), two lists of the same length")
+        _require_columns(found[name], ["tokens"], name)
+    return found
+
+
+def _require_columns(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], name: str, remedy: str = "") -> None:
+    for number, row in enumerate(rows):
+        if missing := [column for column in columns if column not in row]:
+            raise ValueError(f"{name}: row {number} has no column {missing[0]!r}; found {', '.join(row)}{remedy}")
 
 
 def held_out(rows: Sequence[Mapping[str, Any]], label: str, seed: int) -> tuple[list[int], list[int]]:
@@ -189,14 +207,6 @@ def _head(head: str, labels: Sequence[Any]) -> str:
 
 def _first(data: Any) -> Any:
     return data[0] if isinstance(data, list | tuple) and data else None
-
-
-def _names(row: Any, texts: Sequence[str], label: str) -> Sequence[str]:
-    """The columns of a row without names: those of the texts, and the label where it has one."""
-    several = isinstance(row, tuple | list) and len(row) > 0
-    if texts == ["tokens"]:
-        return [*texts, label] if several and not isinstance(row[0], str) else texts
-    return [*texts, label] if several and len(row) > len(texts) else texts
 
 
 def _sentence(row: Mapping[str, Any], task: str) -> dict[str, Any]:

@@ -420,6 +420,11 @@ def test_an_array_of_rows_is_a_list_of_them(start, tmp_path):
     assert task.labels == ("x", "y")
 
 
+def test_a_column_of_texts_may_have_the_name_of_the_column_of_words(start, tmp_path):
+    task = told("classify", {"task.options.text": "tokens"}, start, tmp_path, train=[("good", "x"), ("bad", "y")] * 10)
+    assert (task.text, task.labels) == (("tokens",), ("x", "y"))
+
+
 @pytest.mark.parametrize("counts", [[6] * 150, [500, 500], [40] + [2] * 300, [1] * 50 + [2] * 50, [3, 3]])
 def test_a_tenth_is_held_out_of_classes_of_any_size_and_no_class_as_a_whole(counts):
     rows = [{"label": f"c{label}"} for label, count in enumerate(counts) for _ in range(count)]
