@@ -92,13 +92,13 @@ def predict(
     """
     if isinstance(model, str | os.PathLike):
         path = os.fspath(model)
-        model = load_model(path, TASKS[asked(task, path)][1])
+        model = load_model(path, QUESTIONS[asked(task, path)][1])
     if not isinstance(model, LoadedModel):
         raise ValueError(f"model={model!r:.80} is neither a model of load_model nor a path")
     name = asked(task, model)
     data = [data] if isinstance(data, str) else data
     inputs = list(_inputs(data, name, columns, model))
-    answers, records = TASKS[name][0](model, inputs, top_k, batch_size)
+    answers, records = QUESTIONS[name][0](model, inputs, top_k, batch_size)
     classes = range(model.model.num_labels) if name == "classify" else ()
     return Predictions(name, tuple(records), answers, tuple(inference.label_name(model, i) for i in classes))
 
@@ -139,7 +139,7 @@ def _checked(given: Any, number: int) -> Given:
 
 
 def asked(name: str | None, model: LoadedModel | str) -> str:
-    """The one of TASKS that is meant by a name, or that the model was fine-tuned for, or that its head answers."""
+    """The one of QUESTIONS that is meant by a name, or that the model was fine-tuned for, or that its head answers."""
     if name is None:
         source = model if isinstance(model, LoadedModel) else open_source(model)
         name = remembered(source.settings, str(model)).task
@@ -147,8 +147,9 @@ def asked(name: str | None, model: LoadedModel | str) -> str:
             network = type(source.model) if isinstance(source, LoadedModel) else loading.declared(source)
             name = _ANSWERED.get(network)
         if name is None:
-            raise ValueError(f"{model} does not say what it was fine-tuned for: give --task, one of {', '.join(TASKS)}")
-    found = task_name(name, (*TASKS, *ASKED, "swag"))
+            known = ", ".join(QUESTIONS)
+            raise ValueError(f"{model} does not say what it was fine-tuned for: give --task, one of {known}")
+    found = task_name(name, (*QUESTIONS, *ASKED, "swag"))
     if found == "swag":
         raise ValueError("multiple choice is answered by bertjax.tools.evaluate --out=DIR")
     return ASKED.get(found, found)
@@ -160,7 +161,7 @@ def _pair(given: Given, purpose: str) -> tuple[str, str]:
     return tuple(given)
 
 
-# What TASKS names gives (answers, records) of inputs.
+# What QUESTIONS names gives (answers, records) of inputs.
 Answered = tuple[list[Any], list[dict[str, Any]]]
 
 
@@ -218,15 +219,15 @@ def _answer(loaded: LoadedModel, inputs: Sequence[Given], top_k: int, batch_size
     return answers, records
 
 
-# task -> (answers, the task of load_model, which asks for the heads of these answers alone)
-TASKS: dict[str, tuple[Callable[..., Answered], str]] = {
+# question -> (answers, the task of load_model, which asks for the heads of these answers alone)
+QUESTIONS: dict[str, tuple[Callable[..., Answered], str]] = {
     "fill-mask": (_fill, "mlm"),
     "next-sentence": (_next, "next-sentence"),
     "classify": (_classify, "sequence-classification"),
     "ner": (_tag, "token-classification"),
     "qa": (_answer, "question-answering"),
 }
-_ANSWERED = {loading.TASKS[head]: name for name, (_, head) in TASKS.items()}
+_ANSWERED = {loading.TASKS[head]: name for name, (_, head) in QUESTIONS.items()}
 _ANSWERED |= {heads.BertForPreTraining: "fill-mask", heads.BertForMultipleChoice: "swag"}
 
 

@@ -33,7 +33,7 @@ from bertjax.run.workdir import goes_on_with, step_to_resume, write_records
 from bertjax.tasks.batches import row_length
 from bertjax.tasks.finetune import FineTuner, Training
 from bertjax.tasks.kinds import KINDS
-from bertjax.tasks.make import TASKS, make_task, remembered, task_name
+from bertjax.tasks.make import make_task, remembered
 from bertjax.tasks.metrics import of_finite
 from bertjax.tasks.pretrained import Pretrained
 from bertjax.tasks.results import result_json, save_model, summary_line, write_predictions
@@ -43,7 +43,7 @@ from bertjax.training import sharding
 from bertjax.training.trainer import TrainState
 
 log = logging.getLogger(__name__)
-__all__ = ["TASKS", "TaskJob", "evaluate", "make_task", "prepare", "prepare_run", "prepare_tuner", "run", "task_name"]
+__all__ = ["TaskJob", "evaluate", "prepare", "prepare_run", "prepare_tuner", "run"]
 
 
 @dataclasses.dataclass(eq=False)

@@ -19,6 +19,7 @@ from bertjax.run.run import writing_results
 from bertjax.tasks import job
 from bertjax.tasks.finetune import NoFiniteScore
 from bertjax.tasks.glue import GLUE, glue_table
+from bertjax.tasks.make import make_task
 from bertjax.training.loop import NotFiniteError
 
 
@@ -91,10 +92,10 @@ def run(suite: Suite, **output: Any) -> dict[str, dict[str, float]]:
         if name == "mnli":
             tuner, model = prepared.tuner, prepared.workdir / "model"
             how = dict(settings=tuner.settings, execution=tuner.model.execution, mesh=tuner.mesh, model_directory=model)
-            scores = job.evaluate(job.make_task("mnli", data_of(suite.data, "mnli")), split="dev_mismatched", **how)
+            scores = job.evaluate(make_task("mnli", data_of(suite.data, "mnli")), split="dev_mismatched", **how)
             results["mnli_mm"] = dict(scores.values)
             if is_name(suite.data) or (pathlib.Path(suite.data) / GLUE["ax"].folder).is_dir():
-                diagnostic = job.make_task("ax", data_of(suite.data, "ax"))
+                diagnostic = make_task("ax", data_of(suite.data, "ax"))
                 job.evaluate(diagnostic, split="test", write_to=prepared.workdir if first else None, **how)
     if first and results:
         write(results, suite.workdir)

@@ -73,13 +73,13 @@ def evaluate(flags: Any, config: Config) -> dict[str, Any]:
     from bertjax.interop.loading import stored_labels
     from bertjax.model.presets import Execution
     from bertjax.tasks import job
-    from bertjax.tasks.make import names_in, remembered
+    from bertjax.tasks.make import TASKS, make_task, names_in, remembered, task_name
 
     source = open_source(flags.model)  # a model that cannot be used is refused before data are read
     stored = remembered(source.settings, flags.model)
     if not config.task.name and stored.task is None:
-        raise ValueError(f"{flags.model} does not say its task: give --task, one of {', '.join(job.TASKS)}")
-    name = job.task_name(config.task.name or stored.task, job.TASKS)
+        raise ValueError(f"{flags.model} does not say its task: give --task, one of {', '.join(TASKS)}")
+    name = task_name(config.task.name or stored.task, TASKS)
     labels = flags.labels or (() if source.labels else tuple(names_in(config.task.options.get("labels", ()))))
     if labels and (rows := stored_labels(source)) not in (None, len(labels)):
         raise ValueError(f"{len(labels)} labels are named, but the head of {flags.model} has {rows}: name them all")
@@ -87,7 +87,7 @@ def evaluate(flags: Any, config: Config) -> dict[str, Any]:
     if stored.max_length and "task.max_length" not in flags.given:
         config = config.replace({"task.max_length": stored.max_length})
     directory, options = _one_file(name, config.task.data, flags.split, options)
-    task = job.make_task(name, directory, options)
+    task = make_task(name, directory, options)
     execution = Execution.of(config.execution, jax.default_backend())
     how = dict(write_to=flags.out, labels=labels, must_score=not flags.out)
     with directory_for_work(flags.out) if flags.out else contextlib.nullcontext():

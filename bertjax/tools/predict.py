@@ -31,7 +31,7 @@ from bertjax.config_checks import check_config
 from bertjax.formats.files import whole_file
 from bertjax.interop.loading import LoadError, load_model, open_source
 from bertjax.model.presets import DTYPES, Execution
-from bertjax.prediction import TASKS, asked
+from bertjax.prediction import QUESTIONS, asked
 from bertjax.tasks.inputs import Input, Output, given_inputs, read_inputs
 from bertjax.tasks.make import Remembered, remembered
 from bertjax.tools.arguments import add_settings, file_or_stdin, make_parser, refusals, require_other_file, require_used
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = make_parser("predict", __doc__)
     add = parser.add_argument
     add("--model", required=True, metavar="DIR")
-    add("--task", help=f"{', '.join(TASKS)}, or the name of a fine-tuning task; default: the model's own")
+    add("--task", help=f"{', '.join(QUESTIONS)}, or the name of a fine-tuning task; default: the model's own")
     given = parser.add_mutually_exclusive_group(required=True)
     given.add_argument("--text", action="append", help="an input; may be given several times")
     text = "inputs: lines (- is the standard input), a table, .conll, SQuAD or hf:NAME,CONFIG:SPLIT"
@@ -81,7 +81,7 @@ def predict(flags: argparse.Namespace, config: Config) -> None:
         raise ValueError(f"--columns={flags.columns} has no effect on --text; it is for tables (--file)")
     if not str(out).lower().endswith((".csv", ".tsv")):  # these hold all columns of the input
         require_other_file(flags.file, out)
-    answer, kind = TASKS[task]
+    answer, kind = QUESTIONS[task]
     how = flags.top_k or 5, config.task.eval_batch_size
     execution = Execution.of(config.execution, jax.default_backend())
     execution = dataclasses.replace(execution, dtype=flags.dtype or execution.dtype)

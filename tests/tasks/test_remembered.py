@@ -11,7 +11,7 @@ from bertjax.config import finetune_config, frozen
 from bertjax.experiment import read_config
 from bertjax.given import write_splits
 from bertjax.tasks import job
-from bertjax.tasks.make import remembered, task_name, to_remember
+from bertjax.tasks.make import TASKS, remembered, task_name, to_remember
 from bertjax.tools import evaluate
 
 
@@ -107,16 +107,16 @@ def test_a_config_that_says_nothing_is_no_memory():
     ],
 )
 def test_a_task_is_known_by_its_usual_names(given, meant, tmp_path):
-    assert task_name(given, job.TASKS) == meant
+    assert task_name(given, TASKS) == meant
     options = {"labels": ["a", "b"], "files": {}} if meant in ("table", "ner", "tag") else {}
     assert job.make_task(given, str(tmp_path), options).kind == meant
 
 
 def test_names_of_no_task_or_of_two_are_answered_with_the_right_ones():
     with pytest.raises(ValueError, match="'qa': squad1.1, or squad2.0 where questions may have no"):
-        task_name("qa", job.TASKS)
+        task_name("qa", TASKS)
     with pytest.raises(ValueError, match="unknown task 'regression'; one of cola, sst2"):
-        task_name("regression", job.TASKS)
+        task_name("regression", TASKS)
 
 
 def test_a_task_without_its_options_says_which_file_is_missing_not_what_python_misses(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 
 from bertjax.tasks import batches as batching
 from bertjax.tasks import encoding, shapes, task
-from bertjax.tasks.job import make_task
+from bertjax.tasks.make import make_task
 from bertjax.tokenization import Layout
 
 TOKENIZER = types.SimpleNamespace(layout=Layout.bert(101, 102))

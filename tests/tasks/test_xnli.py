@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bertjax.tasks.job import make_task
+from bertjax.tasks.make import make_task
 from bertjax.tasks.xnli import LANGUAGES, XnliTask
 
 # The first lines of the official files, shortened: xnli.dev.tsv has 19 columns.
