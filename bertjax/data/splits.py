@@ -25,7 +25,8 @@ SHARD_FIELDS = ("documents", "sentences", "tokens", "hash", "tokens_hash")  # in
 # Counted, but not a loss of text.
 REPAIRED = ("undecodable_lines", "long_documents_cut", "long_lines_split", "unclosed_documents")
 LEFT_OUT = -1  # of a document, in place of how many of its last sentences are held out
-# Of fewer texts, whole documents are not held out where they are so much more of the tokens than was asked for.
+# Of fewer texts than FEW, no whole documents are held out where their share of the tokens would exceed the one that was
+# asked for by TOO_MUCH.
 FEW, TOO_MUCH = 50, 0.05
 NAMED = 3  # files named as those that hold most of what is wrong
 Records = Mapping[int, dict[str, Any]]  # of shards, by their numbers
@@ -35,12 +36,17 @@ Records = Mapping[int, dict[str, Any]]  # of shards, by their numbers
 class BuildSettings(laws.Limits):
     """What decides the bytes of a store, beside the text and the tokenizer; and the limits.
 
-    Documents are held out by the hash of their text; at least two texts on either side where there are four or more.
-    The last sentences of each document are, two at least, where this would be far more of a few long documents than
-    asked for, and of fewer than four documents, as of one book; of these, where none has four sentences, one is held
-    out. Smaller shards balance better over processes and lose less in a restart, but each is three files and a memory
-    map (65,530 at most on Linux). Removing duplicates takes 8 bytes of memory a document. Lines are not cut by default,
-    as in the original, whose pairs hold a part of a longer one.
+    Held out are, of a corpus of
+
+      * four texts or more: whole documents, chosen by the hash of their text, so that two texts at least are on either
+        side;
+      * a few long ones (FEW), where these would be far more than the share that was asked for (TOO_MUCH): the last
+        sentences of each document, two at least;
+      * fewer than four texts, such as one book: these too. Where no document has four sentences, one is held out.
+
+    Smaller shards balance better over processes and lose less in a restart, but each is three files and a memory map
+    (65,530 at most on Linux). Removing duplicates takes 8 bytes of memory a document. Lines are not cut by default, as
+    in the original, whose pairs hold a part of a longer one.
     """
 
     heldout_fraction: float = setting(0.01, "share of documents kept out of training", BELOW_ONE)
@@ -165,7 +171,8 @@ def _select(
 
 
 def _hold_out(hashes: np.ndarray, sentences: np.ndarray, tokens: np.ndarray, fraction: float) -> np.ndarray:
-    """How many of its last sentences each document holds out; `sentences` and `tokens` are those of each."""
+    """How many of its last sentences each document holds out, see BuildSettings; `sentences` and `tokens` are those of
+    each."""
     if not fraction:
         return np.zeros(len(hashes), np.int32)
     sentences = sentences.astype(np.int32)

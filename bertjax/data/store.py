@@ -13,6 +13,7 @@ copies into rows. A store is independent of the sequence length, of masking and 
     DIR/train.addresses       int64  [D]    shard << 40 | first token within the shard
     DIR/heldout.*             the same three for the documents that are kept out of training
     DIR/verified.json         sizes and times of the files when they last were as the manifest says
+    DIR/build.json, build.lock   what is being built, and the lock of who builds it (build_directory.py)
 
 Splits are tables over the same shards, so that the split, the removal of duplicates and `max_tokens` are decided once
 all shards exist, and do not depend on how they were made. All numbers are little-endian.

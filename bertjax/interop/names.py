@@ -20,7 +20,7 @@ class Place(NamedTuple):
     transposed: bool
 
 
-# head -> what it may consist of; a '?' marks leaves that some descriptions leave out. Alternatives are other heads.
+# head -> the forms that it may have, each the names of its parameters; '?' marks those that a network may do without.
 Heads = dict[str, tuple[tuple[str, ...], ...]]
 _DENSE = ("kernel", "bias")
 _MLM = ("transform/kernel", "transform/bias", "LayerNorm/scale", "LayerNorm/bias", "bias")

@@ -36,7 +36,7 @@ class Kind:
     network: type[heads.TaskNetwork]
     # Gold of a batch by dtype and axes: B rows, T tokens, C outputs of the network. Packed rows have K values for B.
     gold_fields: Mapping[str, str]
-    sized = True  # the network has `num_labels` outputs; else its number is fixed
+    sized = True  # the network has `num_labels` outputs; False where their number is fixed
     by_token = False  # logits have an entry for each token
     classes: str | None = None  # the batch's field of gold classes, for accuracy
     class_weights = False  # whether classes can be weighted

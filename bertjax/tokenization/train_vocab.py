@@ -30,8 +30,8 @@ _PRUNING_ROUNDS = 4
 _FEW_CHARACTERS = 10_000  # in a smaller corpus a character that is seen once gets an entry too
 _MAX_CHARS = 1000  # characters with entries, ...
 _COVERED = 0.9995  # ... more where they are not this share of the text (Chinese, Japanese)
-_CONFUSED = 0.01  # share of words, lost with their marks, above which "auto" keeps marks
-_SAID = 0.0005  # above which it is said
+# Shares of the words that are lost with their marks: above the first "auto" keeps marks, above the second a line tells.
+_CONFUSED, _SAID = 0.01, 0.0005
 # Text without spaces between words: share of its characters, mean length of its runs. Segmented
 # Thai or Japanese has runs of under 8 characters, unsegmented of over 20.
 _SPACELESS_SHARE, _SPACELESS_RUN = 0.05, 12
