@@ -19,7 +19,7 @@ import numpy as np
 from bertjax.formats.arrays import Header, LoadError, read_safetensors, safetensors_headers, write_safetensors
 from bertjax.formats.files import parse_json, whole_directory, write_json
 from bertjax.formats.torch_pickle import read_torch_pickle, torch_headers
-from bertjax.interop.names import HUGGING_FACE, Naming, hugging_face_place
+from bertjax.interop.names import HUGGING_FACE, Naming
 from bertjax.interop.sentence_transformers import SentenceSettings
 from bertjax.model import heads
 from bertjax.model.model_types import OWN, TYPES
@@ -107,7 +107,7 @@ def config_of_file(path: Path) -> tuple[BertConfig, dict[str, Any]]:
         raise LoadError(f"{path}: {error}") from error
 
 
-def read_state_dict(directory: str | Path, naming: Naming = hugging_face_place) -> dict[str, np.ndarray]:
+def read_state_dict(directory: str | Path, naming: Naming = HUGGING_FACE["bert"]) -> dict[str, np.ndarray]:
     """All weights of a directory under today's names; buffers and the tied decoder are left out.
 
     naming: of its model type.
@@ -122,7 +122,7 @@ def read_state_dict(directory: str | Path, naming: Naming = hugging_face_place) 
     return normalise_names(arrays, str(path), naming)
 
 
-def read_headers(directory: str | Path, naming: Naming = hugging_face_place) -> dict[str, Header]:
+def read_headers(directory: str | Path, naming: Naming = HUGGING_FACE["bert"]) -> dict[str, Header]:
     """Types and shapes of what `read_state_dict` gives, without reading the weights.
 
     Raises:
@@ -169,7 +169,7 @@ def _shards(path: Path) -> list[Path]:
 
 
 def normalise_names(
-    state: Mapping[str, np.ndarray], source: str, naming: Naming = hugging_face_place
+    state: Mapping[str, np.ndarray], source: str, naming: Naming = HUGGING_FACE["bert"]
 ) -> dict[str, np.ndarray]:
     """Old names (gamma, beta, dense_act, no "bert." in front, names of torch's wrappers) become today's; buffers
     and tied copies are dropped.
@@ -222,7 +222,7 @@ def _todays_name(name: str, naming: Naming) -> str:
 # --------------------------------------------------------------------------------------- writing
 
 
-def state_dict(params: Mapping[str, Any], naming: Naming = hugging_face_place) -> dict[str, np.ndarray]:
+def state_dict(params: Mapping[str, Any], naming: Naming = HUGGING_FACE["bert"]) -> dict[str, np.ndarray]:
     """Hugging Face's names and orientation for {path: parameter}, float32 contiguous arrays.
 
     Raises:

@@ -115,7 +115,7 @@ def check_pretrained(
             "--config.extend_positions=repeat or interpolate."
         )
     stored = _as_stored(source, model)
-    match_headers(_shapes(source, model), stored.headers, source.place, str(source.directory), reinitialise_head)
+    match_headers(_shapes(source, model), stored.headers, source.naming, str(source.directory), reinitialise_head)
     return source
 
 
@@ -125,7 +125,7 @@ def _as_stored(source: Source, model: heads.BertNetwork) -> Source:
 
     Raises LoadError for an MLM head whose decoder is not the table of words.
     """
-    if not source.place.tied and isinstance(model, heads.BertForPreTraining | heads.BertForMaskedLM):
+    if not source.naming.tied and isinstance(model, heads.BertForPreTraining | heads.BertForMaskedLM):
         raise LoadError(
             f"{source.directory}: an MLM head with a decoder of its own (tie_word_embeddings=false) is not computed "
             "here. The encoder is read by task='features' and by fine-tuning"
@@ -193,7 +193,7 @@ def stored_parameters(
             f"{source.directory}: a {own.__name__} cannot be used as a {type(model).__name__}; its own task is {task}"
         )
     arrays = _as_stored(source, model).read()
-    loaded, fresh = match(_shapes(source, model), arrays, source.place, str(source.directory), reinitialise_head)
+    loaded, fresh = match(_shapes(source, model), arrays, source.naming, str(source.directory), reinitialise_head)
     return heads.with_rows(loaded, model.config.vocab_size), fresh
 
 
@@ -280,7 +280,7 @@ def load_model(
 def declared(source: Source) -> type[heads.BertNetwork]:
     """The model class that the checkpoint was written from; if it does not say, what it holds."""
     if source.kind == "bertjax":
-        return heads.pretraining_network(source.config, "nsp" in heads_in(source.headers, source.place))
+        return heads.pretraining_network(source.config, "nsp" in heads_in(source.headers, source.naming))
     for name in source.settings.get("architectures") or ():
         if kind := ARCHITECTURES.get(name) or _ENCODER_ALONE.get(name):
             return kind
@@ -289,7 +289,7 @@ def declared(source: Source) -> type[heads.BertNetwork]:
             f"{source.directory}: architectures {source.settings['architectures']} is none of "
             f"{', '.join(ARCHITECTURES)}; name a task ({', '.join(TASKS)})"
         )
-    stored = heads_in(source.headers, source.place)
+    stored = heads_in(source.headers, source.naming)
     if "mlm" in stored:
         return heads.BertForPreTraining if "nsp" in stored else heads.BertForMaskedLM
     return heads.BertForPreTraining if source.kind == "tf1" else heads.BertModel
@@ -297,8 +297,8 @@ def declared(source: Source) -> type[heads.BertNetwork]:
 
 def stored_labels(source: Source) -> int | None:
     """Rows of the stored classifier, which the weights know: config files often lie."""
-    for leaves in source.place.heads["classifier"]:
-        bias = source.headers.get(source.place(f"classifier/{leaves[-1]}").name)
+    for leaves in source.naming.heads["classifier"]:
+        bias = source.headers.get(source.naming(f"classifier/{leaves[-1]}").name)
         if bias is not None and len(bias.shape) == 1:
             return bias.shape[0]
     return None

@@ -28,7 +28,7 @@ _PUT_IN = {
 def match(
     wanted: Mapping[str, tuple[int, ...]],
     available: Mapping[str, np.ndarray],
-    place: Naming,
+    naming: Naming,
     source: str,
     fresh_heads: bool | Collection[str] = False,
 ) -> tuple[dict[str, np.ndarray], list[str]]:
@@ -43,12 +43,12 @@ def match(
       LoadError: also values that are not finite.
     """
     headers = {name: Header(array.shape, array.dtype) for name, array in available.items()}
-    paths, fresh = match_headers(wanted, headers, place, source, fresh_heads)
+    paths, fresh = match_headers(wanted, headers, naming, source, fresh_heads)
 
     def read(path: str) -> np.ndarray | None:
         """Contiguous float32; None where a value is not finite."""
-        name, transposed = place(path)
-        part, parts = place.part(path)
+        name, transposed = naming(path)
+        part, parts = naming.part(path)
         array = available[name] if parts == 1 else np.split(available[name], parts)[part]
         with np.errstate(over="ignore"):  # of float64
             array = np.ascontiguousarray(array.T if transposed else array, np.float32)
@@ -56,7 +56,7 @@ def match(
 
     with ThreadPoolExecutor() as threads:  # kernels are transposed: a second for a base model
         copies = dict(zip(paths, threads.map(read, paths), strict=True))
-    if broken := [place(path).name for path, array in copies.items() if array is None]:
+    if broken := [naming(path).name for path, array in copies.items() if array is None]:
         raise LoadError(
             f"{source}: {len(broken)} weights hold values that are NaN or infinite in float32: "
             f"{', '.join(broken[:20])}. The training diverged, or the file is damaged"
@@ -67,7 +67,7 @@ def match(
 def match_headers(
     wanted: Mapping[str, tuple[int, ...]],
     available: Mapping[str, Header],
-    place: Naming,
+    naming: Naming,
     source: str,
     fresh_heads: bool | Collection[str],
 ) -> tuple[list[str], list[str]]:
@@ -80,7 +80,7 @@ def match_headers(
     Args:
       wanted: parameter path -> shape of the model.
       available: foreign name -> Header, buffers and optimizer slots already left out.
-      place: the names of such files.
+      naming: the names of such files.
       source: the file, for the message.
       fresh_heads: leave out heads that are missing or of another shape, instead of refusing; or the names of those
         that may be left out.
@@ -93,23 +93,23 @@ def match_headers(
         are not floating-point numbers.
     """
     parts = {part_of(path) for path in wanted}
-    never = parts - {"encoder", *place.heads}  # heads that such files cannot have
+    never = parts - {"encoder", *naming.heads}  # heads that such files cannot have
     stored = {  # path -> its name and shape in the file
-        path: (path, tuple(shape)) if part_of(path) in never else _stored(path, shape, place)
+        path: (path, tuple(shape)) if part_of(path) in never else _stored(path, shape, naming)
         for path, shape in wanted.items()
     }
     missing = [path for path, (name, _) in stored.items() if name not in available]
     misshaped = [p for p, (name, shape) in stored.items() if name in available and available[name].shape != shape]
     # A head is taken whole or not at all: half of one is not a head.
-    may_be_fresh = {*place.heads, *never} if fresh_heads is True else set(fresh_heads or ())
+    may_be_fresh = {*naming.heads, *never} if fresh_heads is True else set(fresh_heads or ())
     fresh = {part_of(path) for path in (*missing, *misshaped)} & may_be_fresh
     missing, misshaped = ([path for path in paths if part_of(path) not in fresh] for paths in (missing, misshaped))
 
     known = {name for name, _ in stored.values()}
-    for head in set(place.heads) - parts:  # of use to another model
-        known.update(*(names for _, names in place.names_of(head)))
+    for head in set(naming.heads) - parts:  # of use to another model
+        known.update(*(names for _, names in naming.names_of(head)))
     unexpected = [name for name in available if name not in known]
-    root = _first(place(_WORDS).name)
+    root = _first(naming(_WORDS).name)
     if fresh_heads is True:
         left_out = [name for name in unexpected if _first(name) != root]
     elif parts & {"classifier", "qa_outputs"}:
@@ -130,8 +130,8 @@ def match_headers(
                     for name, shape in (stored[path] for path in misshaped)
                 ],
             ),
-            *(f"{what}." for start, what in place.unread.items() if any(name.startswith(start) for name in unexpected)),
-            _remedy({part_of(path) for path in (*missing, *misshaped)}, unexpected, available, place),
+            *(f"{what}." for start, what in naming.unread.items() if any(n.startswith(start) for n in unexpected)),
+            _remedy({part_of(path) for path in (*missing, *misshaped)}, unexpected, available, naming),
         ]
         raise LoadError("\n".join(lines))
     if left_out:
@@ -146,11 +146,11 @@ def match_headers(
     return loaded, [path for path in wanted if part_of(path) in fresh]
 
 
-def _stored(path: str, shape: tuple[int, ...], place: Naming) -> tuple[str, tuple[int, ...]]:
+def _stored(path: str, shape: tuple[int, ...], naming: Naming) -> tuple[str, tuple[int, ...]]:
     """(name, shape) of the array that holds a parameter."""
-    name, transposed = place(path)
+    name, transposed = naming(path)
     rows, *others = reversed(shape) if transposed else shape
-    return name, (rows * place.part(path)[1], *others)
+    return name, (rows * naming.part(path)[1], *others)
 
 
 def _first(name: str) -> str:
@@ -164,12 +164,12 @@ def _listed(title: str, entries: list[str]) -> list[str]:
     return lines + ([f"    ... and {len(entries) - 100} more"] if len(entries) > 100 else [])
 
 
-def _remedy(unfit: set[str], unexpected: list[str], available: Mapping[str, Header], place: Naming) -> str:
+def _remedy(unfit: set[str], unexpected: list[str], available: Mapping[str, Header], naming: Naming) -> str:
     """What can be done about a file that does not fit; `unfit`: the heads (or 'encoder') that do not."""
     for pattern, what in _PUT_IN.items():
         if any(re.search(pattern, name) for name in unexpected):
             return what
-    words = place(_WORDS).name
+    words = naming(_WORDS).name
     root = _first(words)
     inner = words.removeprefix(root)[1:]
     if inside := [name for name in available if name.endswith(inner) and name != words and not name.startswith(root)]:
@@ -179,7 +179,7 @@ def _remedy(unfit: set[str], unexpected: list[str], available: Mapping[str, Head
             f"Save that part alone, or write the arrays again without {prefix!r} in their names."
         )
     if unfit and "encoder" not in unfit:
-        stored = ", ".join(sorted(heads_in(available, place))) or "none"
+        stored = ", ".join(sorted(heads_in(available, naming))) or "none"
         return (
             f"The encoder fits; the heads that the file has are: {stored}. To predict, take a task that it has a head "
             "for, or fine-tune the model first (configs/glue.py, squad.py, ner.py, classify.py ...). To train on, "

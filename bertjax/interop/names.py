@@ -32,7 +32,7 @@ _TABLES = re.compile(r"encoder/embeddings/\w+_embeddings")
 
 @dataclasses.dataclass(frozen=True)
 class Naming:
-    """The names of one kind of file. Called with a parameter path, it gives its place.
+    """The names of one kind of file: called with a parameter path, it gives its place there.
 
     Attributes:
       place: parameter path -> place; KeyError for what is not a parameter of heads.py.
@@ -234,9 +234,7 @@ HUGGING_FACE: dict[str, Naming] = {
     "modernbert": _MODERNBERT,
     OWN: _own("."),
 }
-run_place = _own("/")
-# e.g. bert.encoder.layer.3.attention.self.query.weight, transposed
-hugging_face_place = _BERT
+RUN = _own("/")
 
 
 def _google_place(path: str) -> Place:
@@ -245,7 +243,7 @@ def _google_place(path: str) -> Place:
     A fine-tuned classifier's variables are called plainly output_weights and output_bias
     (run_classifier.py), a reader's cls/squad/output_* (run_squad.py).
     """
-    module = hugging_face_place(path).name.rpartition(".")[0]
+    module = _BERT(path).name.rpartition(".")[0]
     module = re.sub(r"layer\.(\d+)", r"layer_\1", module).replace(".", "/")
     leaf = path.rpartition("/")[2]
     if part_of(path) in ("nsp", "classifier", "qa_outputs"):
@@ -260,10 +258,10 @@ def _google_place(path: str) -> Place:
     return Place(f"{module}/{leaf}", False)
 
 
-google_place = Naming(_google_place)
+GOOGLE = Naming(_google_place)
 
 
-def heads_in(names: Iterable[str], place: Naming) -> set[str]:
+def heads_in(names: Iterable[str], naming: Naming) -> set[str]:
     """The heads of which a file has every array."""
     names = set(names)
-    return {head for head in place.heads if any(must <= names for must, _ in place.names_of(head))}
+    return {head for head in naming.heads if any(must <= names for must, _ in naming.names_of(head))}

@@ -28,7 +28,7 @@ from bertjax.formats.arrays import Header, LoadError
 from bertjax.formats.checkpoint import CheckpointError, SavedStates
 from bertjax.formats.files import read_json
 from bertjax.interop import huggingface, sentence_transformers
-from bertjax.interop.names import HUGGING_FACE, Naming, google_place, run_place
+from bertjax.interop.names import GOOGLE, HUGGING_FACE, RUN, Naming
 from bertjax.interop.sentence_transformers import SentenceSettings
 from bertjax.model import heads
 from bertjax.model.paths import flatten
@@ -58,7 +58,7 @@ class Source:
       kind: 'huggingface', 'tf1' or 'bertjax'.
       config: the network.
       settings: the whole configuration file.
-      place: parameter path -> its foreign name.
+      naming: parameter path -> its foreign name.
       read: reads the weights, foreign name -> array.
       read_headers: reads types and shapes alone, foreign name -> Header.
       directory: where the tokenizer files are.
@@ -69,7 +69,7 @@ class Source:
     kind: str
     config: BertConfig
     settings: Mapping[str, Any]
-    place: Naming
+    naming: Naming
     read: Callable[[], dict[str, np.ndarray]]
     read_headers: Callable[[], dict[str, Header]]
     directory: Path
@@ -128,7 +128,7 @@ class Source:
         larger = dataclasses.replace(self, config=config, tokenizer=tokenizer, sentence=sentence)
         if not old.position_rows:
             return larger
-        name = self.place("encoder/embeddings/position_embeddings").name
+        name = self.naming("encoder/embeddings/position_embeddings").name
         return larger._changed(
             {name: name},
             lambda table: extended(table, old, positions, how),
@@ -138,7 +138,7 @@ class Source:
     def with_transform_as_pooler(self) -> Source:
         """The model whose pooler is the transform of its MLM head, if it has one."""
         parts = ("kernel", "transform/kernel"), *((f"LayerNorm/{leaf}",) * 2 for leaf in ("scale", "bias"))
-        return self._changed({self.place(f"pooler/{new}").name: self.place(f"mlm/{old}").name for new, old in parts})
+        return self._changed({self.naming(f"pooler/{new}").name: self.naming(f"mlm/{old}").name for new, old in parts})
 
     def _changed(
         self,
@@ -263,7 +263,7 @@ def _recognise(path: Path) -> Source:
     if prefix is not None:
         config, settings = tf1.read_config(prefix)
         read = [functools.partial(f, prefix) for f in (tf1.read_variables, tf1.read_headers)]
-        return Source("tf1", config, settings, google_place, *read, prefix.parent)
+        return Source("tf1", config, settings, GOOGLE, *read, prefix.parent)
     if path.is_file():
         raise LoadError(f"{path} is a file; give the directory that it is in")
     if not path.exists():
@@ -339,7 +339,7 @@ def _run(workdir: Path, step: int | None = None) -> Source:
         return {name: Header(leaf.shape, np.dtype(leaf.dtype)) for name, leaf in shapes.items()}
 
     settings = {**run, "untrained_heads": heads.untrained_heads(config, nsp)}
-    return Source("bertjax", config, settings, run_place, read, read_headers, workdir, tokenizer)
+    return Source("bertjax", config, settings, RUN, read, read_headers, workdir, tokenizer)
 
 
 def _vocabulary_of_run(workdir: Path) -> str | None:

@@ -276,7 +276,7 @@ def evaluate(
             f"labels={list(labels)} contradict those that {model_directory} names, "
             f"{list(source.labels)}; leave them out"
         )
-    if task.labels and "classifier" in heads_in(source.headers, source.place):
+    if task.labels and "classifier" in heads_in(source.headers, source.naming):
         task.labels = adopt_labels(task.labels, source.labels or tuple(labels), str(model_directory))
     stored = remembered(source.settings, str(model_directory)).null_threshold
     if stored is not None and task.name == "squad2.0" and "null_threshold" not in task.options:

@@ -66,7 +66,7 @@ class Pretrained:
                 fresh |= {path for path in shapes if path.startswith(heads)}
             self._loaded = {path: loaded[path] for path in shapes if path not in fresh}
             log.info("%s: drawn at random: %s", self.path, ", ".join(sorted(fresh)) or "nothing")
-            left_out = "classifier" in heads_in(self.source.headers, self.source.place)
+            left_out = "classifier" in heads_in(self.source.headers, self.source.naming)
             if left_out and any(path.startswith("classifier/") for path in fresh):
                 log.warning(
                     "%s: its head of %s outputs is for other classes and is left out; one of %s is drawn at random",

@@ -7,7 +7,7 @@ import pytest
 
 from bertjax.interop import load_model
 from bertjax.interop.huggingface import write_directory
-from bertjax.interop.names import hugging_face_place
+from bertjax.interop.names import HUGGING_FACE
 from bertjax.model.paths import flatten
 from bertjax.tokenization import WordPieceTokenizer, load_tokenizer
 from bertjax.training.losses import classification_sums, mean
@@ -181,7 +181,7 @@ def test_loss_and_every_gradient_of_a_pretraining_step(shape, tmp_path, record_p
     worst = 0.0
     total = np.sqrt(sum(float((g**2).sum()) for g in theirs.values()))
     for path, ours in flatten(gradient).items():
-        name, transposed = hugging_face_place(path)
+        name, transposed = HUGGING_FACE["bert"](path)
         other = theirs[name].T if transposed else theirs[name]
         # The key bias shifts all scores of a query alike: its gradient is zero but for rounding,
         # so it is measured against the whole gradient.

@@ -24,7 +24,7 @@ from bertjax.formats.arrays import read_safetensors
 from bertjax.formats.torch_pickle import read_torch_pickle, torch_headers
 from bertjax.interop import LoadError, open_source
 from bertjax.interop.loading import TASKS, stored_parameters
-from bertjax.interop.names import hugging_face_place
+from bertjax.interop.names import HUGGING_FACE
 from bertjax.interop.tf1 import read_headers, read_variables
 from bertjax.model import heads
 from bertjax.model.paths import flatten
@@ -60,7 +60,7 @@ def names(size, task):
     """{path: (shape, name of transformers, transposed)} of a model."""
     config = BertConfig.from_dict(SIZES[size])
     shapes = flatten(heads.parameter_shapes(TASKS[task](config)))
-    return {path: (leaf.shape, *hugging_face_place(path)) for path, leaf in shapes.items()}
+    return {path: (leaf.shape, *HUGGING_FACE["bert"](path)) for path, leaf in shapes.items()}
 
 
 @functools.cache
