@@ -28,7 +28,7 @@ from bertjax.tasks.task import (
     file_fingerprint,
     likeliest,
     splits_in,
-    write_predictions,
+    write_jsonl,
 )
 from bertjax.tokenization import Tokenizer
 
@@ -123,7 +123,7 @@ class MultipleChoiceTask(Task):
             {"id": record.id, "prediction": best, "text": record.endings[best]}
             for record, best in zip(split.records, chosen, strict=True)
         ]
-        return write_predictions(directory, split, lines)
+        return write_jsonl(directory, split, lines)
 
     def examples(self, split: Split, rows: Rows, outputs: Outputs) -> list[Example]:
         made = []

@@ -187,7 +187,7 @@ def likeliest(names: Sequence[str], shares: np.ndarray, count: int = 3) -> list[
     return [[names[i], round(float(shares[i]), 4)] for i in order]
 
 
-def write_predictions(directory: pathlib.Path, split: Split, rows: Iterable[Mapping[str, Any]]) -> list[pathlib.Path]:
+def write_jsonl(directory: pathlib.Path, split: Split, rows: Iterable[Mapping[str, Any]]) -> list[pathlib.Path]:
     """Writes predictions_SPLIT.jsonl, a line for each record."""
     path = directory / f"predictions_{split.name}.jsonl"
     write_rows(rows, path)

@@ -16,7 +16,7 @@ from bertjax.tasks.batches import Features
 from bertjax.tasks.encoding import pair_rows
 from bertjax.tasks.kinds import KINDS, TextKind
 from bertjax.tasks.metrics import Scores
-from bertjax.tasks.task import Example, Outputs, Rows, Split, Task, label_places, likeliest, write_predictions
+from bertjax.tasks.task import Example, Outputs, Rows, Split, Task, label_places, likeliest, write_jsonl
 from bertjax.tokenization import Tokenizer
 
 
@@ -65,7 +65,7 @@ class TextTask(Task):
             if self.labels:
                 shares = zip(self.labels, self.kind_of_head.probabilities(logits), strict=True)
                 lines[-1]["scores"] = {name: _or_none(round(float(share), 6)) for name, share in shares}
-        return write_predictions(directory, split, lines)
+        return write_jsonl(directory, split, lines)
 
     def examples(self, split: Split, rows: Rows, outputs: Outputs) -> list[Example]:
         made = []

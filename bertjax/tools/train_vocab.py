@@ -101,13 +101,13 @@ def train(flags: argparse.Namespace) -> None:
     is_there = not flags.overwrite and holds(out, made_of)
     # What is needed only at the end is opened now: counting may take hours.
     other = load_tokenizer(flags.compare) if flags.compare else None
-    measured = list(itertools.islice(read_lines(flags.heldout, flags), _MEASURED_LINES)) if flags.heldout else []
+    measured = list(itertools.islice(lines_of(flags.heldout, flags), _MEASURED_LINES)) if flags.heldout else []
     shown = ("model", "vocab_size", "do_lower_case", "strip_accents", *_OF_WORDPIECE * (not other_kind), "max_words")
     for name in shown:
         value = getattr(flags, name)
         print(f"{name} = {'default' if value is None else value}")
     started = time.monotonic()
-    lines = read_lines(flags.input, flags)
+    lines = lines_of(flags.input, flags)
     lines = lines if flags.heldout else keep_out(lines, measured)
     if is_there:
         tokenizer, told = load_tokenizer(out), "which this command has made before (--overwrite makes it again)"
@@ -120,7 +120,7 @@ def train(flags: argparse.Namespace) -> None:
     print(f"{tokenizer.vocab_size} entries in {flags.output}/{tokenizer.VOCABULARY_FILE}, {told}")
     kind = "not " if measured else ""
     if not measured:  # under 51 lines
-        measured = list(itertools.islice(read_lines(flags.input, flags), _MEASURED_LINES))
+        measured = list(itertools.islice(lines_of(flags.input, flags), _MEASURED_LINES))
     print(f"on {len(measured)} lines that were {kind}trained on:")
     for name, one in ((flags.output, tokenizer), (flags.compare, other)):
         if one is not None:
@@ -194,7 +194,7 @@ def fit(tokenizer: Tokenizer, texts: list[str]) -> tuple[float, float, str]:
     return (unknown / tokens, tokens / length, unit) if tokens and length else (float("nan"), float("nan"), unit)
 
 
-def read_lines(patterns: list[str], flags: argparse.Namespace) -> Iterator[str]:
+def lines_of(patterns: list[str], flags: argparse.Namespace) -> Iterator[str]:
     """Lines or paragraphs of the files; sentence boundaries do not matter to a vocabulary."""
     from bertjax.data.documents import read_documents
 
