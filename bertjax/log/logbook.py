@@ -1,7 +1,7 @@
 """What a run says of itself: metrics.jsonl, TensorBoard events, one progress line on the console.
 
 In: step and {name: number}. Out, in DIR: `metrics.jsonl` with one JSON object a logged step
-(names in the README), `hardware.json`, and whatever config.log asks for (sinks.py). Process 0
+(docs/pretraining.md names them), `hardware.json`, and whatever config.log asks for (sinks.py). Process 0
 writes; on the others every call does nothing, so callers need not ask who they are.
 """
 
