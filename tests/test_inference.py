@@ -621,7 +621,7 @@ def test_a_chunk_is_written_before_the_next_is_begun(monkeypatch, tmp_path):
             begun.append((len(lines), (tmp_path / "out.partial").read_text().count("\n")))
         return lines, [{"text": line} for line in lines]
 
-    monkeypatch.setitem(predict.TASKS, "classify", (answer, None))
+    monkeypatch.setitem(predict.QUESTIONS, "classify", (answer, None))
     monkeypatch.setattr(predict, "CHUNK", 4)
     monkeypatch.setattr(predict, "load_model", lambda *_: None)
     predict.main(
