@@ -56,12 +56,12 @@ def write_features(flags: Any) -> None:
     if flags.pooling and flags.layers:
         raise ValueError(f"--layers={flags.layers} has no effect with --pooling, which takes the last layer")
     require_other_file(flags.file, flags.out)
-    memory = remembered(open_source(flags.model).settings, flags.model)
-    texts = read_texts(flags.file, flags.columns, memory)
     try:
         layers = [int(index) for index in (flags.layers or "-1").split(",")]
     except ValueError:
         raise ValueError(f"--layers={flags.layers}: give numbers separated by commas, such as --layers=-1,-2") from None
+    memory = remembered(open_source(flags.model).settings, flags.model)
+    texts = read_texts(flags.file, flags.columns, memory)
     with whole_file(Path(flags.out), "wb" if binary else "w") as stream:
         # The pooler is not used here, so a model without one will do.
         loaded = load_model(flags.model, "features", Execution(dtype=flags.dtype), reinitialise_head=True)
