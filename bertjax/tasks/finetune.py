@@ -130,6 +130,8 @@ class FineTuner:
             for note in records.notes:
                 log.info("%s %s: %s", self.task.name, split, note)
             features = self.task.features(records, self.tokenizer, self.settings.task.max_length, training)
+            if not features:
+                raise ValueError(f"{self.task.name} {split}: no row is left: the tokenizer drops every word of it")
             if any(map(has_pair, features)):
                 require_segments(self.model_config, self.tokenizer)
             self._splits[split, training] = records, features

@@ -311,6 +311,9 @@ def test_what_cannot_work_is_refused_before_anything_compiles(start, data, tmp_p
     (data / "absent.tsv").write_text("text\tlabel\na film\tbroken\n")
     with pytest.raises(ValueError, match="absent.tsv:2: label 'broken' is unknown"):
         prepare(table(data, **absent), predict=("test",))
+    (data / "train.conll").write_text("\u200e\tB-X\n\u200f\tO\n", encoding="utf-8")  # marks that have no token
+    with pytest.raises(ValueError, match="ner train: no row is left: the tokenizer drops every word of it"):
+        prepare(job.make_task("ner", data, {"files": {"train": "train.conll", "dev": "train.conll"}}))
     (data / "absent.tsv").write_text("text\tlabel\n")
     with pytest.raises(ValueError, match="absent.tsv has no rows, and it is the 'test' split"):
         prepare(table(data, **absent), predict=("test",))
