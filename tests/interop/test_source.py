@@ -137,7 +137,7 @@ def test_a_head_without_names_is_not_scored_in_an_order_that_nobody_stated(tmp_p
             scores(nameless)
     with pytest.raises(SystemExit, match="2 labels are named, but the head of .* has 3"):
         scores(tmp_path / "none", "--labels=neutral,entailment")
-    with pytest.raises(SystemExit, match="no train split to take the names .* in the order of the model's head"):
+    with pytest.raises(SystemExit, match="without a train split .* labels=.* in the order of the model's head"):
         scores(tmp_path / "none", f"--data={data / 'dev.tsv'}", "--options={}")
     named = classifier(tmp_path / "named", id2label=LABELS)
     with pytest.raises(SystemExit, match="labels=.'neutral'.* contradict those that"):
