@@ -162,8 +162,8 @@ class Task:
         """The train split, from which label names are taken. Raises ValueError if it has none."""
         if "train" not in self.splits:
             raise ValueError(
-                "without a train split the task needs labels=(...): the names of the classes, for evaluate in the order "
-                "of the model's head"
+                "without a train split the task needs labels=(...): the names of the classes, for evaluate in the "
+                "order of the model's head"
             )
         split = self.rows_of("train")
         split.require_labels("training")
