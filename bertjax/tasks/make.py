@@ -130,9 +130,11 @@ def make_task(name: str, data: str, options: Mapping[str, Any] | None = None) ->
     except TypeError as error:
         raise ValueError(f"task {name!r}: an option is of a wrong kind: {error}") from None
     except FileNotFoundError as error:  # label names are read from the training file
+        there = sorted(os.listdir(data)) if os.path.isdir(data) else []
         raise ValueError(
-            f"task {name!r}: {error.filename} does not exist; its files are looked for in {str(data)!r}; the task's "
-            "option files={'train': NAME, 'dev': NAME} names others"
+            f"task {name!r}: {error.filename} does not exist; its files are looked for in {str(data)!r}, which holds "
+            f"{', '.join(there[:5]) or 'nothing'}{' ...' * (len(there) > 5)}; the task's option files={{'train': NAME, "
+            "'dev': NAME} names others"
         ) from None
     if twice := sorted(label for label, times in Counter(task.labels).items() if times > 1):
         raise ValueError(f"task {name!r}: its labels name {', '.join(twice)} twice")

@@ -356,6 +356,12 @@ def test_what_cannot_work_is_refused_before_anything_compiles(start, data, tmp_p
         job.make_task("squad1.1", data, {"colour": 1})
     with pytest.raises(ValueError, match="'table' has no option 'lable'. Did you mean 'label'"):
         job.make_task("table", data, {"lable": "y"})
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "train.parquet").write_bytes(b"")
+    with pytest.raises(
+        ValueError, match=r"'table': .*train.csv does not exist; .* holds train.parquet; .* files=\{'tra"
+    ):
+        job.make_task("table", str(tmp_path / "other"))
     with pytest.raises(ValueError, match="the folder .*/nowhere does not exist; name that of the task's files, or"):
         job.make_task("table", str(tmp_path / "nowhere"))
     with pytest.raises(ValueError, match="the folder .*/nowhere does not exist; --config.task.data=hf:nyu-mll/glue"):
