@@ -181,7 +181,8 @@ class Tokenizer(abc.ABC):
         """Text of `ids`; special tokens by name, unless they are skipped."""
 
     def _spans(self, text: str) -> Iterable[Span]:
-        """The tokens of `text`, in which nothing is special; for `encode_with_offsets`."""
+        """The tokens of `text`, in which nothing is special. Abstract, but for tokenizers with an
+        `encode_with_offsets` of their own (HubTokenizer), which need none."""
         raise NotImplementedError
 
     def _split_at_specials(self, text: str) -> Iterator[tuple[str, bool]]:
